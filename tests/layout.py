@@ -46,8 +46,7 @@ UNSAFE = {
     "src/python/ffi": "",
     "src/runtime": "",
     "src/observe": "nvtx.rs",
-    "src/library": "api.rs callers_struct.rs device_mem_handler.rs find.rs functions.rs mod.rs reset.rs vendor.rs "
-    "workspace.rs",
+    "src/library": "api.rs device_mem_handler.rs find.rs functions.rs mod.rs vendor.rs workspace.rs",
     "src/library/vendors": "simulated.rs",
     # What the process and its threads share.
     "src": "pooled_slice.rs process.rs shared_object.rs",

@@ -11,8 +11,8 @@ use log::info;
 
 use super::device_pool::DevicePool;
 use super::events::HandleAction;
+use super::pool;
 use super::pooled_handle::PooledHandle;
-use super::pools;
 use crate::error::{Bytes, Error, ErrorKind, LibraryError, OutOfMemory, Result, StatusKind, Wanted};
 use crate::library::named;
 use crate::memory;
@@ -66,7 +66,7 @@ impl DevicePool {
             }
             let _activity = Activity::begin(format_args!("free memory for {} handle", self.name()));
             info!(target: HANDLE, "giving back what is not in use for a handle, as there was no memory for it: {error}");
-            pools::release_idle(self.device);
+            pool::release_idle(self.device);
             memory::make_room_for(self.device, self.library.handle_bytes());
             self.call_create(runtime).map_err(|error| self.explained(error))
         });

@@ -6,8 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use super::events::{self, HandleAction};
-use super::handle_queue::HandleQueue;
-use super::hold::{HoldKind, Holder};
+use super::handle_queue::{HandleQueue, HoldKind, Holder};
 use super::pooled_handle::PooledHandle;
 use super::stats::HandleStats;
 use crate::error::{Error, OneLine, Result};

@@ -4,27 +4,26 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::device_pool::DevicePool;
 use super::events::HandleAction;
-use super::hold::HoldKind;
+use super::handle_queue::HoldKind;
 use super::lease::Lease;
 use super::pooled_handle::PooledHandle;
-use super::pools;
 use super::request;
 use super::stats::HandleStats;
 use super::window::{self, Handle};
-use crate::error::{Error, OneLine, Result};
+use crate::error::{Error, MemoryUse, OneLine, Result};
 use crate::ids::Device;
 use crate::library::{self, Library};
-use crate::memory::PoolToken;
+use crate::memory::{Help, Helper, PoolToken};
 use crate::observe::nvtx;
 use crate::process;
 use crate::runtime::{self, Runtime, Stream};
-use crate::sync::Interruption;
+use crate::sync::{Interruption, lock};
 
 /// How many pools are gpupool's own. Their ids are the numbers below this one.
 pub(super) const BUILT_IN: usize = 16;
@@ -101,10 +100,6 @@ impl HandlePool {
         Ok(Self(Box::leak(Box::new(PoolState::new(id, Box::leak(Box::new(library)))))))
     }
 
-    pub(super) fn id(self) -> u8 {
-        self.0.id
-    }
-
     /// Returns the runtime, with the pool ready to make handles.
     fn require_usable(self) -> Result<&'static dyn Runtime> {
         let runtime = match self.0.library.runtime() {
@@ -122,7 +117,7 @@ impl HandlePool {
     /// Makes the pool's parts for the runtime's devices, if there are none.
     fn make_devices(self, runtime: &dyn Runtime) {
         self.0.devices.get_or_init(|| {
-            pools::add(self);
+            add(self);
             let (library, limit) = (self.0.library, self.0.limit.load(Ordering::Relaxed));
             let devices = (0..runtime.device_count()).map(Device::from_ordinal);
             devices.map(|device| DevicePool::new(library, device, limit)).collect()
@@ -131,11 +126,11 @@ impl HandlePool {
 
     /// Returns the pool's parts by ordinal; none before the first request.
     #[inline]
-    pub(super) fn devices(self) -> &'static [DevicePool] {
+    fn devices(self) -> &'static [DevicePool] {
         self.0.devices.get().map(AsRef::as_ref).unwrap_or_default()
     }
 
-    pub(super) fn on(self, device: Device) -> Result<&'static DevicePool> {
+    fn on(self, device: Device) -> Result<&'static DevicePool> {
         let no_such_device = || {
             let unmade = || runtime::no_such_device(device.ordinal() as i64, self.devices().len());
             runtime::existing(device).map_or_else(|error| error, |_| unmade())
@@ -488,4 +483,86 @@ impl HandlePool {
         self.one_or_all(device)?.iter().for_each(DevicePool::reset_peaks);
         Ok(())
     }
+}
+
+/// The pools that have been used, in the order of their ids.
+static POOLS: Mutex<Vec<HandlePool>> = Mutex::new(Vec::new());
+
+/// Adds a pool, before its first handle is made.
+fn add(pool: HandlePool) {
+    Help::IdleHandles.is_from(&AllPools);
+    let mut pools = lock(&POOLS);
+    let place = pools.partition_point(|other| other.0.id < pool.0.id);
+    pools.insert(place, pool);
+}
+
+#[derive(Debug)]
+struct AllPools;
+
+impl Helper for AllPools {
+    /// Destroys the idle handles of a device, but for those of libraries that are the program's own code, however much is
+    /// wanted. The bytes that they are known to have used may be none of many.
+    fn give(&self, device: Device, _: u64) -> Option<u64> {
+        let used = || self.users(device).iter().map(|used| used.bytes).sum::<u64>();
+        let before = used();
+        let count = release_where(device, |on| !on.library.is_of_program());
+        let bytes = before.saturating_sub(used());
+        // Workspaces go without a handle, too.
+        (count > 0 || bytes > 0).then_some(bytes)
+    }
+
+    fn users(&self, device: Device) -> Vec<MemoryUse> {
+        let all = handle_stats(Some(device)).unwrap_or_default();
+        let used = all.into_iter().map(|(name, stats)| stats.memory_use(&name));
+        used.filter(|used| used.bytes > 0 || used.count > 0).collect()
+    }
+}
+
+/// Returns every pool on a device. A copy, so that no lock is held while one is used.
+fn all_on(device: Device) -> Vec<&'static DevicePool> {
+    lock(&POOLS).iter().filter_map(|pool| pool.devices().get(device.ordinal())).collect()
+}
+
+/// Returns the devices on which handles were created. It calls no driver.
+pub(crate) fn devices_in_use() -> Vec<Device> {
+    let pools = lock(&POOLS).clone();
+    let every = pools.into_iter().flat_map(HandlePool::devices);
+    every.filter(|on| on.has_created()).map(|on| on.device).collect()
+}
+
+/// Resets the peaks of every pool's counts on a device.
+pub(crate) fn reset_peak_stats(device: Device) {
+    all_on(device).into_iter().for_each(DevicePool::reset_peaks);
+}
+
+/// Returns the counts of every pool that has been used, by name, on one device or summed over all. Pools of one name
+/// are one line.
+///
+/// # Errors
+/// As [`HandlePool::stats`].
+pub fn handle_stats(device: Option<Device>) -> Result<Vec<(String, HandleStats)>> {
+    process::refuse_forked()?;
+    let device = device.map(runtime::existing).transpose()?;
+    let mut sums: Vec<(String, HandleStats)> = Vec::new();
+    let pools = lock(&POOLS).clone();
+    for pool in pools {
+        let stats = pool.stats(device)?;
+        match sums.iter_mut().find(|(name, _)| name == pool.name()) {
+            Some((_, sum)) => *sum += stats,
+            None => sums.push((pool.name().to_owned(), stats)),
+        }
+    }
+    Ok(sums)
+}
+
+pub(crate) fn release_idle(device: Device) {
+    release_where(device, |_| true);
+}
+
+/// Returns how many were destroyed.
+fn release_where(device: Device, is_meant: impl Fn(&DevicePool) -> bool) -> usize {
+    let Ok(runtime) = runtime::get() else { return 0 };
+    let meant = all_on(device).into_iter().filter(|on| is_meant(on));
+    // A failure to trim one pool does not stop the rest; it may have destroyed some.
+    meant.map(|on| on.trim(runtime).unwrap_or(1)).sum()
 }

@@ -4,8 +4,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 use super::device_pool::DevicePool;
-use super::handle_queue::Queued;
-use super::hold::HandleState;
+use super::handle_queue::{HandleState, Queued};
 use crate::ids::RawStream;
 use crate::library::RawHandle;
 use crate::runtime::{Stream, StreamIdentity};

@@ -9,8 +9,7 @@ use log::{info, warn};
 
 use super::device_pool::DevicePool;
 use super::events::HandleAction;
-use super::handle_queue::Turn;
-use super::hold::HoldKind;
+use super::handle_queue::{HoldKind, Turn};
 use super::pooled_handle::PooledHandle;
 use super::window;
 use crate::error::{Error, ErrorKind, PoolExhausted, Result};

@@ -5,6 +5,7 @@ use std::ops::AddAssign;
 use std::time::Duration;
 
 use crate::counters::{self, counters};
+use crate::error::{MemoryUse, OneLine};
 
 counters! {
     $
@@ -47,6 +48,18 @@ counters! {
         /// Device memory that gpupool gave to the handles, and to graphs captured with them, as workspaces, in bytes, such
         /// as cuBLAS's.
         pub workspace_bytes: u64,
+    }
+}
+
+impl HandleStats {
+    /// Returns what the handles of a library hold of the device's memory.
+    pub(super) fn memory_use(&self, library: &str) -> MemoryUse {
+        MemoryUse {
+            pool: OneLine(library).to_string(),
+            count: (self.created - self.destroyed) as usize,
+            bytes: self.device_bytes + self.workspace_bytes,
+            live_bytes: None,
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Weak};
 
 use super::device_pool::DevicePool;
-use super::hold::HoldKind;
+use super::handle_queue::HoldKind;
 use super::pooled_handle::PooledHandle;
 use crate::error::{Error, Result};
 use crate::runtime::Stream;

@@ -12,9 +12,7 @@ pub(super) struct Description {
     pub(super) component: &'static Component,
     pub(super) create: &'static CStr,
     pub(super) destroy: &'static CStr,
-    /// Whether a handle is a struct of the caller's, which `create` and `destroy` fill and empty: [`CallersStruct`].
-    ///
-    /// [`CallersStruct`]: super::callers_struct::CallersStruct
+    /// Whether a handle is a struct of the caller's, which `create` and `destroy` fill and empty.
     pub(super) is_callers_struct: bool,
     /// None where handles have no stream.
     pub(super) set_stream: Option<&'static CStr>,

@@ -4,13 +4,11 @@
 //! To add a library that gpupool does not know, implement [`Library`].
 
 mod api;
-mod callers_struct;
 mod description;
 mod device_mem_handler;
 mod find;
 #[cfg(feature = "python")]
 pub(crate) mod functions;
-mod reset;
 mod vendor;
 mod vendors;
 mod workspace;

@@ -117,7 +117,7 @@ def test_the_type_of_a_handle_is_what_gpupool_handles_hpp_says(name):
         # A struct without a name, which no other header can declare: its address is a `void *` there.
         struct = re.search(rf"\btypedef\s+struct\s*{{[^}}]*?\[(\d+)\]\s*;\s*}}\s*{handle}\s*;", text)
         assert struct, f"{handle} is no struct of bytes"
-        most = re.search(r"struct CallersStruct\(\[u8; (\d+)\]\)", (VENDORS.parent / "callers_struct.rs").read_text())
+        most = re.search(r"struct CallersStruct\(\[u8; (\d+)\]\)", (VENDORS.parent / "vendor.rs").read_text())
         assert most, "there is no struct for it"
         assert int(struct[1]) <= int(most[1]), f"{handle} is larger than the place that gpupool has for it"
         declared = re.match("(void)", "void")
