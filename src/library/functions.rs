@@ -3,7 +3,7 @@
 //! The shape is the one that NVIDIA's and AMD's libraries share: `int create(void** handle)`, `int destroy(void*
 //! handle)` and `int set_stream(void* handle, void* stream)`, each returning 0 on success.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::ptr::{self, NonNull};
 
 use super::RawHandle;
