@@ -20,7 +20,8 @@ use crate::observe::{Activity, Took, target::HANDLE};
 use crate::runtime::{self, BoundDevice, MemoryInfo, RelaxedCapture, Runtime, WholeDevice};
 use crate::sync::{CallbackKind, InHand, in_callback};
 
-/// The creations that are under way, and from [`BEGUN`] on how many have begun: one's memory is measured if it runs alone.
+/// The creations that are under way, and from [`BEGUN`] on how many have begun: one's memory is measured if it runs
+/// alone.
 static CREATIONS: AtomicU64 = AtomicU64::new(0);
 const BEGUN: u64 = 1 << 32;
 
@@ -57,7 +58,8 @@ impl Drop for Room<'_> {
 }
 
 impl DevicePool {
-    /// Creates a handle in room made for it. If memory runs out, idle handles and gpupool's free memory are given back first.
+    /// Creates a handle in room made for it. If memory runs out, idle handles and gpupool's free memory are given back
+    /// first.
     pub(super) fn create(&'static self, runtime: &'static dyn Runtime) -> Result<Arc<PooledHandle>> {
         let room = Room(self);
         let created = self.call_create(runtime).or_else(|error| {
@@ -103,8 +105,8 @@ impl DevicePool {
         Ok(pooled)
     }
 
-    /// Returns whether a creation was probably refused for lack of memory: the library reports so, or "not initialized" while
-    /// less is free than a handle takes.
+    /// Returns whether a creation was probably refused for lack of memory: the library reports so, or "not initialized"
+    /// while less is free than a handle takes.
     fn is_for_want_of_memory(&self, refused: &LibraryError) -> bool {
         let needed = self.library.handle_bytes();
         match refused.kind {
@@ -126,15 +128,16 @@ impl DevicePool {
         ErrorKind::OutOfMemory(OutOfMemory { refused, location, wanted, free, total, users, neighbours: None }).into()
     }
 
-    /// Destroys the idle and discarded handles, with their workspaces and those of graphs that are gone, and returns how many.
+    /// Destroys the idle and discarded handles, with their workspaces and those of graphs that are gone, and returns
+    /// how many.
     pub(super) fn trim(&self, runtime: &'static dyn Runtime) -> Result<usize> {
         let destroyed = self.destroy_unused(runtime);
         let released = self.library.release_workspaces(self.device).inspect_err(|_| self.count_failure());
         destroyed.and_then(|count| released.map(|()| count))
     }
 
-    /// Destroys the idle and discarded handles, unless a known capture would be spoilt, and returns how many, or the first
-    /// refusal.
+    /// Destroys the idle and discarded handles, unless a known capture would be spoilt, and returns how many, or the
+    /// first refusal.
     fn destroy_unused(&self, runtime: &'static dyn Runtime) -> Result<usize> {
         if !self.has_unused() {
             return Ok(0);

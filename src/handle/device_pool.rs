@@ -1,5 +1,5 @@
-//! A pool on one device: the handles that exist, which of them are idle, who waits for one, and the counts. What locks does so
-//! for a few list operations, and calls no library and no driver meanwhile.
+//! A pool on one device: the handles that exist, which of them are idle, who waits for one, and the counts. What locks
+//! does so for a few list operations, and calls no library and no driver meanwhile.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -138,8 +138,8 @@ impl DevicePool {
         });
     }
 
-    /// Takes a handle back whose holder is done with it. Called as a thread ends: no call of a library or driver, and nothing
-    /// that can fail.
+    /// Takes a handle back whose holder is done with it. Called as a thread ends: no call of a library or driver, and
+    /// nothing that can fail.
     pub(super) fn give_back(&self, pooled: &PooledHandle) {
         if !process::is_forked() {
             self.note(HandleAction::GiveBack, &pooled.handle);
@@ -166,7 +166,8 @@ impl DevicePool {
         !self.table().retired.is_empty() || self.queue.idle_count() > 0
     }
 
-    /// Adds a new handle. Its memory is as measured, else as last measured, else as known. Returns how many were created, too.
+    /// Adds a new handle. Its memory is as measured, else as last measured, else as known. Returns how many were
+    /// created, too.
     pub(super) fn add(
         &'static self,
         handle: RawHandle,
@@ -235,8 +236,8 @@ impl DevicePool {
         stats
     }
 
-    /// Sets where handles take device memory from: this `MemPool`, or the driver. Handles that take it from gpupool already
-    /// need no further call.
+    /// Sets where handles take device memory from: this `MemPool`, or the driver. Handles that take it from gpupool
+    /// already need no further call.
     pub(super) fn set_memory(&self, pool: Option<&PoolToken>) -> Result<()> {
         if pool.is_none() && self.memory.get().is_none() {
             return Ok(());

@@ -17,7 +17,8 @@ pub enum HandleAction {
     Create,
     /// It is being destroyed.
     Destroy,
-    /// A thread took it, for itself or by a lease. Further requests, which give the thread the same handle, are not recorded.
+    /// A thread took it, for itself or by a lease. Further requests, which give the thread the same handle, are not
+    /// recorded.
     Take,
     /// It returned to the pool.
     GiveBack,

@@ -1,7 +1,7 @@
-//! The handles of a pool on one device, and the requests that wait for one. A handle's own word says who has it, so that a
-//! thread gives one back, and takes the same again, without a lock. While a request waits, one lock keeps the order: first
-//! come, first served. The queue knows of handles only that they have such a word, so that every interleaving can be tried with
-//! numbers.
+//! The handles of a pool on one device, and the requests that wait for one. A handle's own word says who has it, so
+//! that a thread gives one back, and takes the same again, without a lock. While a request waits, one lock keeps the
+//! order: first come, first served. The queue knows of handles only that they have such a word, so that every
+//! interleaving can be tried with numbers.
 
 use std::fmt;
 use std::sync::Arc;
@@ -45,10 +45,11 @@ impl fmt::Display for Holder {
 
 /// Nobody has it.
 const IDLE: u64 = 0;
-/// The same, and it was given back since a request last looked for one of an inactive thread: its thread probably takes it
-/// again.
+/// The same, and it was given back since a request last looked for one of an inactive thread: its thread probably takes
+/// it again.
 const IDLE_ACTIVE: u64 = 1;
-/// A request has it, or who removed it. Above these values are the holders: the thread's number, and from bit 32 on how.
+/// A request has it, or who removed it. Above these values are the holders: the thread's number, and from bit 32 on
+/// how.
 const TAKEN: u64 = 2;
 
 /// Who has a handle. Whoever has it writes it, and others only take it while it is idle.
@@ -182,8 +183,8 @@ impl<T: Queued> HandleQueue<T> {
         }
     }
 
-    /// Takes an idle handle, preferably of a thread that does not take its own again and again: that one would come here at
-    /// once, and take another's.
+    /// Takes an idle handle, preferably of a thread that does not take its own again and again: that one would come
+    /// here at once, and take another's.
     fn take_any(state: &QueueState<T>) -> Option<Arc<T>> {
         let is_of_inactive = |item: &&Arc<T>| item.state().take_unless_active();
         let inactive = state.all.iter().rfind(is_of_inactive);

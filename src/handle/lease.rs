@@ -12,8 +12,8 @@ use crate::process;
 
 /// A handle that only its holder uses until the lease is dropped, with its stream set.
 ///
-/// Unlike a [`Handle`](super::Handle) it can be sent to another thread, and if few of many threads work at the same time, only
-/// that many handles are needed. Use it from one thread at a time, as the libraries require.
+/// Unlike a [`Handle`](super::Handle) it can be sent to another thread, and if few of many threads work at the same
+/// time, only that many handles are needed. Use it from one thread at a time, as the libraries require.
 #[must_use = "the handle goes back to the pool when this is dropped"]
 pub struct Lease {
     device: Device,

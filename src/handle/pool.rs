@@ -1,6 +1,6 @@
-//! `HandlePool`: all handles of one library in the process, on each device. The hit path takes no lock and calls only the
-//! library's own stream function, and for cuBLAS the driver, to learn whether the stream is captured. The miss path locks one
-//! device's list to pop from it; no lock is held while a handle is created, destroyed, or made ready.
+//! `HandlePool`: all handles of one library in the process, on each device. The hit path takes no lock and calls only
+//! the library's own stream function, and for cuBLAS the driver, to learn whether the stream is captured. The miss path
+//! locks one device's list to pop from it; no lock is held while a handle is created, destroyed, or made ready.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -200,9 +200,9 @@ impl HandlePool {
     /// Returns the calling thread's handle on the stream's device, with the stream set. Call it inside a capture, not
     /// before: memory that a graph needs for the handle, such as cuBLAS's workspace, then belongs to the graph.
     ///
-    /// If a library [keeps scratch memory](Library::keeps_scratch) in its handles, as ROCm's, cuStateVec and cuTensorNet do, a
-    /// thread has a handle for each of up to eight streams; a further stream gets the handle that was assigned to its stream
-    /// the longest time ago, and waits for the work of that stream.
+    /// If a library [keeps scratch memory](Library::keeps_scratch) in its handles, as ROCm's, cuStateVec and
+    /// cuTensorNet do, a thread has a handle for each of up to eight streams; a further stream gets the handle that was
+    /// assigned to its stream the longest time ago, and waits for the work of that stream.
     ///
     /// # Errors
     /// `ErrorKind::LibraryNotFound`, `ErrorKind::RuntimeUnavailable`, `ErrorKind::Library` or `ErrorKind::OutOfMemory`
@@ -260,7 +260,8 @@ impl HandlePool {
         self.take_given_back(stream).map(|taken| taken.map(Lease::of))
     }
 
-    /// Not inlined and not a lease yet, so that it is returned in a register and the lease is made in the caller's place.
+    /// Not inlined and not a lease yet, so that it is returned in a register and the lease is made in the caller's
+    /// place.
     #[inline(never)]
     fn take_given_back(self, stream: &Stream) -> Option<Result<Arc<PooledHandle>>> {
         let on = self.usable_on(stream.device())?;
@@ -314,7 +315,8 @@ impl HandlePool {
     /// As [`HandlePool::lease`], but waits at most so long.
     ///
     /// # Errors
-    /// As [`HandlePool::lease`]; `ErrorKind::InvalidValue` in a callback, if it would have to wait and the time never ends.
+    /// As [`HandlePool::lease`]; `ErrorKind::InvalidValue` in a callback, if it would have to wait and the time never
+    /// ends.
     #[inline]
     pub fn lease_within(&self, stream: &Stream, timeout: Duration) -> Result<Lease> {
         self.given_back(stream).unwrap_or_else(|| self.lease_with(stream, Some(timeout), Interruption::default()))
@@ -366,10 +368,10 @@ impl HandlePool {
     /// (`mem_pool.token()`), or with none from the driver again. cuDSS, cuStateVec and cuTensorNet
     /// support this.
     ///
-    /// It takes effect at the next request for a handle: then everything that the handle allocates comes from there, also for
-    /// existing objects. It can be changed at any time: memory is freed to where it came from, in the order of the handle's
-    /// stream, so destroy cuDSS's objects while that stream exists. The `MemPool` is kept until another is set. A memory
-    /// handler that the owner of a handle sets itself stays until the handle has a new owner.
+    /// It takes effect at the next request for a handle: then everything that the handle allocates comes from there,
+    /// also for existing objects. It can be changed at any time: memory is freed to where it came from, in the order of
+    /// the handle's stream, so destroy cuDSS's objects while that stream exists. The `MemPool` is kept until another is
+    /// set. A memory handler that the owner of a handle sets itself stays until the handle has a new owner.
     ///
     /// # Errors
     /// `ErrorKind::InvalidValue` if the library does not support this, or the `MemPool` was dropped or is another
@@ -411,7 +413,8 @@ impl HandlePool {
     /// As [`HandlePool::warm`], on a separate thread. The statistics count a failure.
     ///
     /// # Errors
-    /// `ErrorKind::InvalidValue` if there is no such device; `ErrorKind::Unavailable` if the system cannot start a thread.
+    /// `ErrorKind::InvalidValue` if there is no such device; `ErrorKind::Unavailable` if the system cannot start a
+    /// thread.
     pub fn warm_in_background(self, count: usize, device: Device) -> Result<JoinHandle<Result<usize>>> {
         let device = runtime::existing(device)?;
         let name = format!("gpupool-warm-{}", self.name());
@@ -429,11 +432,11 @@ impl HandlePool {
     /// Destroys the idle handles of one device, or of all, with their workspaces, and returns how many. Workspaces of
     /// graphs that no longer exist are freed too.
     ///
-    /// Some libraries wait for the whole device when a handle is destroyed, which invalidates every capture on it: cuBLAS,
-    /// cuBLASLt, cuSOLVER and cuDSS do, and ROCm's libraries, cuStateVec, cuTensorNet, cuTENSOR and cuSPARSELt are assumed to.
-    /// Their handles are not destroyed while gpupool knows of a capture: one on a [`Stream`] of gpupool, on the calling
-    /// thread's current stream, or on any blocking stream. The driver does not report others, so do not trim while another
-    /// library captures on its own non-blocking stream.
+    /// Some libraries wait for the whole device when a handle is destroyed, which invalidates every capture on it:
+    /// cuBLAS, cuBLASLt, cuSOLVER and cuDSS do, and ROCm's libraries, cuStateVec, cuTensorNet, cuTENSOR and cuSPARSELt
+    /// are assumed to. Their handles are not destroyed while gpupool knows of a capture: one on a [`Stream`] of
+    /// gpupool, on the calling thread's current stream, or on any blocking stream. The driver does not report others,
+    /// so do not trim while another library captures on its own non-blocking stream.
     ///
     /// # Errors
     /// The first error of the library or driver; the other idle handles are destroyed nevertheless.
@@ -500,8 +503,8 @@ fn add(pool: HandlePool) {
 struct AllPools;
 
 impl Helper for AllPools {
-    /// Destroys the idle handles of a device, but for those of libraries that are the program's own code, however much is
-    /// wanted. The bytes that they are known to have used may be none of many.
+    /// Destroys the idle handles of a device, but for those of libraries that are the program's own code, however much
+    /// is wanted. The bytes that they are known to have used may be none of many.
     fn give(&self, device: Device, _: u64) -> Option<u64> {
         let used = || self.users(device).iter().map(|used| used.bytes).sum::<u64>();
         let before = used();

@@ -10,16 +10,16 @@ use crate::library::RawHandle;
 use crate::runtime::{Stream, StreamIdentity};
 use crate::sync::lock;
 
-/// A handle with its state. Only its holder writes to it, so plain stores suffice; others read the counters for statistics.
-/// Alone in its cache lines, so that threads with different handles do not slow each other down.
+/// A handle with its state. Only its holder writes to it, so plain stores suffice; others read the counters for
+/// statistics. Alone in its cache lines, so that threads with different handles do not slow each other down.
 #[repr(align(128))]
 pub(crate) struct PooledHandle {
     /// The pool that it goes back to.
     pub(super) home: &'static DevicePool,
     pub(super) handle: RawHandle,
     pub(super) bytes: u64,
-    /// The address of the stream that it last ran on, plus one; 0 if it never ran. A request prefers a handle by it, which
-    /// needs not be the right one.
+    /// The address of the stream that it last ran on, plus one; 0 if it never ran. A request prefers a handle by it,
+    /// which needs not be the right one.
     last_stream: AtomicUsize,
     /// The only stream that uses its scratch memory, if it has some and ever ran.
     ready_for: OnceLock<Mutex<StreamIdentity>>,
@@ -68,15 +68,15 @@ impl PooledHandle {
         *lock(self.ready_for.get_or_init(|| Mutex::new(identity))) = identity;
     }
 
-    /// Returns the only stream that uses the handle's scratch memory, if it has some and ever ran. Not inlined: most libraries'
-    /// handles have none.
+    /// Returns the only stream that uses the handle's scratch memory, if it has some and ever ran. Not inlined: most
+    /// libraries' handles have none.
     #[inline(never)]
     pub(super) fn ready_for(&self) -> Option<StreamIdentity> {
         self.ready_for.get().map(|stream| *lock(stream))
     }
 
-    /// Returns whether only this stream uses the handle's scratch memory; if it has none, whether it last ran on a stream of
-    /// this address.
+    /// Returns whether only this stream uses the handle's scratch memory; if it has none, whether it last ran on a
+    /// stream of this address.
     #[inline]
     pub(super) fn is_ready_for(&self, stream: &Stream) -> bool {
         if self.ready_for.get().is_none() {

@@ -1,5 +1,5 @@
-//! A request that the thread's own handles do not serve: it takes an idle handle and makes it ready, creates one, or waits for
-//! one.
+//! A request that the thread's own handles do not serve: it takes an idle handle and makes it ready, creates one, or
+//! waits for one.
 
 use std::mem;
 use std::sync::Arc;
@@ -26,8 +26,8 @@ const WAIT: Duration = Duration::from_secs(30);
 /// device. A choice: no library so far keeps scratch memory, so there is nothing to measure it with.
 const IDLE_ENOUGH: usize = 4;
 
-/// A handle that is being made ready. If a library refuses that or panics, the handle goes back, unless it is held still, and
-/// the request has failed.
+/// A handle that is being made ready. If a library refuses that or panics, the handle goes back, unless it is held
+/// still, and the request has failed.
 struct Unready<'a>(&'a Arc<PooledHandle>);
 
 impl Drop for Unready<'_> {
@@ -37,9 +37,9 @@ impl Drop for Unready<'_> {
     }
 }
 
-/// Resets what the former owner of a handle may have changed, and sets its memory and stream. Returns none if it has no use for
-/// the request, since something of its former owner's is in use: then there is room for another, which the caller uses or
-/// leaves.
+/// Resets what the former owner of a handle may have changed, and sets its memory and stream. Returns none if it has no
+/// use for the request, since something of its former owner's is in use: then there is room for another, which the
+/// caller uses or leaves.
 ///
 /// # Errors
 /// The library's. The handle is where it was then: idle, or held.
@@ -54,8 +54,8 @@ pub(super) fn make_ready(pooled: Arc<PooledHandle>, stream: &Stream) -> Result<O
     Ok(Some(pooled))
 }
 
-/// Ends a refused hand-over: no request gets the handle again if the reason is what its former owner has in use, who may
-/// hold it still and goes on with it.
+/// Ends a refused hand-over: no request gets the handle again if the reason is what its former owner has in use, who
+/// may hold it still and goes on with it.
 #[cold]
 fn give_up(unready: Unready<'_>, error: Error) -> Result<()> {
     let (pooled, on) = (unready.0, unready.0.home);
@@ -80,8 +80,8 @@ impl DevicePool {
         }
     }
 
-    /// Serves a request for which a handle lies idle, preferably one that last ran on the stream, if that takes no longer
-    /// than a hit. None if it does: to wait, to create, or to make a stream wait for another.
+    /// Serves a request for which a handle lies idle, preferably one that last ran on the stream, if that takes no
+    /// longer than a hit. None if it does: to wait, to create, or to make a stream wait for another.
     pub(super) fn serve_at_once(&self, stream: &Stream, hold: HoldKind) -> Option<Result<Arc<PooledHandle>>> {
         if self.has_handle_for_each_stream {
             return None;
@@ -98,8 +98,8 @@ impl DevicePool {
     /// Serves a request, for a caller that may wait.
     ///
     /// # Errors
-    /// `ErrorKind::Unavailable` if the wait was interrupted; `ErrorKind::InvalidValue` for one without an end in a callback;
-    /// `ErrorKind::PoolExhausted` after the timeout; what the library or the driver refused.
+    /// `ErrorKind::Unavailable` if the wait was interrupted; `ErrorKind::InvalidValue` for one without an end in a
+    /// callback; `ErrorKind::PoolExhausted` after the timeout; what the library or the driver refused.
     pub(super) fn serve(
         &'static self,
         runtime: &'static dyn Runtime,
@@ -192,9 +192,9 @@ impl DevicePool {
         Ok(pooled)
     }
 
-    /// Makes the stream wait for the work of the handle's former stream, where that may use its scratch memory. False if it
-    /// cannot now, or if few handles are idle and it would be by way of the whole device, for a foreign stream that may be
-    /// gone: that spoils captures unknown to gpupool. Then another handle is to be used.
+    /// Makes the stream wait for the work of the handle's former stream, where that may use its scratch memory. False
+    /// if it cannot now, or if few handles are idle and it would be by way of the whole device, for a foreign stream
+    /// that may be gone: that spoils captures unknown to gpupool. Then another handle is to be used.
     fn order(&self, runtime: &'static dyn Runtime, pooled: &PooledHandle, stream: &Stream) -> Result<bool> {
         let former = pooled.ready_for().filter(|_| self.has_handle_for_each_stream && !pooled.is_ready_for(stream));
         let Some(former) = former else { return Ok(true) };

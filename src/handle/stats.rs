@@ -24,8 +24,8 @@ counters! {
         pub held: u64,
         /// Handles that leases hold.
         pub leased: u64,
-        /// The peak of handles in use at the same time, by threads or leases. Never too low; too high by handles that were
-        /// used one after another while more were idle than needed, as after [`warm`](super::HandlePool::warm) or
+        /// The peak of handles in use at the same time, by threads or leases. Never too low; too high by handles that
+        /// were used one after another while more were idle than needed, as after [`warm`](super::HandlePool::warm) or
         /// [`reset_peak_stats`](super::HandlePool::reset_peak_stats): only the handle itself counts a thread's repeated
         /// lease, so that it touches no data that threads share. For several devices it is the sum.
         pub peak_in_use: u64,
@@ -45,8 +45,8 @@ counters! {
         pub device_bytes: u64,
         /// The peak of `device_bytes`. For several devices it is the sum.
         pub peak_device_bytes: u64,
-        /// Device memory that gpupool gave to the handles, and to graphs captured with them, as workspaces, in bytes, such
-        /// as cuBLAS's.
+        /// Device memory that gpupool gave to the handles, and to graphs captured with them, as workspaces, in bytes,
+        /// such as cuBLAS's.
         pub workspace_bytes: u64,
     }
 }

@@ -1,5 +1,6 @@
-//! The window: what one thread holds of every pool until it ends. Nothing here calls a library or a driver, and the end of the
-//! thread only moves handles to their pools. If a library keeps scratch memory in its handles, a thread has one for each stream.
+//! The window: what one thread holds of every pool until it ends. Nothing here calls a library or a driver, and the end
+//! of the thread only moves handles to their pools. If a library keeps scratch memory in its handles, a thread has one
+//! for each stream.
 
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -82,8 +83,8 @@ impl Window {
     }
 }
 
-/// Returns this thread's handle for the stream, if it holds one. It cannot go away meanwhile, though the window is free for
-/// requests for others.
+/// Returns this thread's handle for the stream, if it holds one. It cannot go away meanwhile, though the window is free
+/// for requests for others.
 #[inline]
 pub(super) fn held(on: &DevicePool, stream: &Stream) -> Option<Rc<HeldHandle>> {
     let find = |window: &Window| {
@@ -94,7 +95,8 @@ pub(super) fn held(on: &DevicePool, stream: &Stream) -> Option<Rc<HeldHandle>> {
     WINDOW.try_with(find).ok().flatten()
 }
 
-/// Takes the handle that this thread gave back last, if it is idle still, last ran on this stream, and no request waits.
+/// Takes the handle that this thread gave back last, if it is idle still, last ran on this stream, and no request
+/// waits.
 #[inline]
 pub(super) fn take_given_back(on: &DevicePool, stream: &Stream) -> Option<Arc<PooledHandle>> {
     let find = |window: &Window| window.0.try_borrow().ok()?.get(on.number)?.given_back.upgrade();
@@ -119,7 +121,8 @@ pub(super) fn note_given_back(pooled: &Arc<PooledHandle>) {
     });
 }
 
-/// Returns a handle that the thread holds for another stream, if it may hold no more. It holds it until a request has it.
+/// Returns a handle that the thread holds for another stream, if it may hold no more. It holds it until a request has
+/// it.
 pub(super) fn to_reuse(on: &DevicePool) -> Option<Arc<PooledHandle>> {
     if !on.has_handle_for_each_stream {
         return None;
@@ -136,8 +139,8 @@ pub(super) fn to_reuse(on: &DevicePool) -> Option<Arc<PooledHandle>> {
 /// Holds a handle, as its pool's newest of this thread's.
 ///
 /// # Errors
-/// `ErrorKind::InvalidValue`, and the handle goes back, if the window is gone, which happens while the thread's locals are
-/// destroyed, or if the pool was asked for a handle in the midst of another request.
+/// `ErrorKind::InvalidValue`, and the handle goes back, if the window is gone, which happens while the thread's locals
+/// are destroyed, or if the pool was asked for a handle in the midst of another request.
 pub(super) fn hold(pooled: &Arc<PooledHandle>) -> Result<()> {
     pooled.state.hold(HoldKind::Window);
     let on = pooled.home;

@@ -1,5 +1,5 @@
-//! A loaded library: the functions that requests call, and those that are looked up where they are needed, by the names in its
-//! description: for its version, and for the error of a call that it refused.
+//! A loaded library: the functions that requests call, and those that are looked up where they are needed, by the names
+//! in its description: for its version, and for the error of a call that it refused.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
@@ -110,7 +110,8 @@ impl VendorApi {
         }
     }
 
-    /// Returns the library's message about its last error, and what to do if the driver is older than the library or not in use.
+    /// Returns the library's message about its last error, and what to do if the driver is older than the library or
+    /// not in use.
     fn advice(&self, d: &Description, kind: StatusKind) -> Option<String> {
         let mut advice = Vec::new();
         // SAFETY: it is the prototype of that symbol in the vendor's headers, and the library stays loaded.
@@ -175,7 +176,8 @@ impl VendorApi {
     pub(super) fn version_of(&self, call: &VersionCall, new: &RawHandle) -> Option<Version> {
         let VersionCall::OfHandle(name) = *call else { return None };
         let mut number = 0;
-        // SAFETY: it is the prototype of that symbol in the vendor's headers, the handle is live, only the caller knows it, and
+        // SAFETY: it is the prototype of that symbol in the vendor's headers, the handle is live, only the caller knows
+        // it, and
         // `number` is a valid place for an int.
         let status = unsafe { self.loaded.function::<GetNumberFn>(name)?(new.as_ptr(), &mut number) };
         let number = number.unsigned_abs();
@@ -206,8 +208,8 @@ pub(super) struct LoadedReset {
 impl LoadedReset {
     /// Returns the reset's functions; none in a version that lacks them, or for a handler, which [`LoadedHandler`] has.
     pub(super) fn load(loaded: &Loaded, reset: &Reset) -> Option<Self> {
-        // SAFETY: each type is the C prototype of that symbol in the vendor's headers, where a pointer to anything is one to
-        // void, and the library stays loaded.
+        // SAFETY: each type is the C prototype of that symbol in the vendor's headers, where a pointer to anything is
+        // one to void, and the library stays loaded.
         let (name, call) = unsafe {
             match *reset {
                 Reset::Value(name, value) => {
@@ -287,8 +289,8 @@ pub(super) struct LoadedHandler {
 impl LoadedHandler {
     /// Returns the functions; none in a version that lacks them.
     pub(super) fn load(loaded: &Loaded, name: &'static CStr) -> Option<Self> {
-        // SAFETY: each type is the C prototype of that symbol in the vendor's headers, where a pointer to anything is one to
-        // void, and the library stays loaded.
+        // SAFETY: each type is the C prototype of that symbol in the vendor's headers, where a pointer to anything is
+        // one to void, and the library stays loaded.
         unsafe { Some(Self { name, set: loaded.function(name)?, get: loaded.getter(name) }) }
     }
 
@@ -312,8 +314,8 @@ impl LoadedHandler {
         unsafe { (self.set)(handle.as_ptr(), ptr::from_ref(handler).cast()) }
     }
 
-    /// Takes the handler off a handle, and returns the library's status. Not every library documents what it does when there
-    /// is none to take off.
+    /// Takes the handler off a handle, and returns the library's status. Not every library documents what it does when
+    /// there is none to take off.
     ///
     /// # Safety
     /// As [`LoadedHandler::of`].

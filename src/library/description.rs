@@ -20,16 +20,17 @@ pub(super) struct Description {
     pub(super) set_stream_uses_context: bool,
     /// Whether asking for the stream is cheaper than setting it, or setting has side effects.
     pub(super) asks_for_stream: bool,
-    /// The functions that reset what an owner may have changed by a public function. Each library's file names those that
-    /// change a handle and are not here, with the reason; tests/python/test_setters.py compares with the vendors' headers.
+    /// The functions that reset what an owner may have changed by a public function. Each library's file names those
+    /// that change a handle and are not here, with the reason; tests/python/test_setters.py compares with the vendors'
+    /// headers.
     pub(super) resets: &'static [Reset],
-    /// Given where handles can take device memory from gpupool: `status f(handle, const DeviceMemHandler *)`. Null is the
-    /// library's own, which has to be set between two others, as for [`Reset::Handler`].
+    /// Given where handles can take device memory from gpupool: `status f(handle, const DeviceMemHandler *)`. Null is
+    /// the library's own, which has to be set between two others, as for [`Reset::Handler`].
     pub(super) set_memory: Option<&'static CStr>,
     /// Given where handles take a workspace of ours.
     pub(super) workspace: Option<WorkspaceCall>,
-    /// As [`Library::keeps_scratch`](super::Library::keeps_scratch): for none of the toolkit's libraries, nor cuDNN and cuDSS,
-    /// as tests/gpu/test_shared_handle.py shows on hardware.
+    /// As [`Library::keeps_scratch`](super::Library::keeps_scratch): for none of the toolkit's libraries, nor cuDNN and
+    /// cuDSS, as tests/gpu/test_shared_handle.py shows on hardware.
     pub(super) keeps_scratch: bool,
     pub(super) version: VersionCall,
     pub(super) status_names: StatusNames,
@@ -46,8 +47,8 @@ pub(super) struct Description {
 }
 
 impl Description {
-    /// Returns the description of a library without optional functions, with the safe values of what is to be measured and
-    /// the numbers that most libraries have for their statuses.
+    /// Returns the description of a library without optional functions, with the safe values of what is to be measured
+    /// and the numbers that most libraries have for their statuses.
     pub(super) const fn of(component: &'static Component, create: &'static CStr, destroy: &'static CStr) -> Self {
         Self {
             component,
@@ -73,25 +74,27 @@ impl Description {
     }
 }
 
-/// A function that sets one setting of a handle back to a new handle's value. Versions of a library that lack the function
-/// lack the setting. Functions that get a setting are named as those that set it, with `Get` for `Set`.
+/// A function that sets one setting of a handle back to a new handle's value. Versions of a library that lack the
+/// function lack the setting. Functions that get a setting are named as those that set it, with `Get` for `Set`.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Reset {
     /// `status f(handle, int)`, with this value.
     Value(&'static CStr, c_int),
-    /// The same, if `status get(handle, int *)` returns another value: for libraries where asking costs less than setting.
+    /// The same, if `status get(handle, int *)` returns another value: for libraries where asking costs less than
+    /// setting.
     IfOther(&'static CStr, c_int),
     /// The same, with what `get` returns for a new handle, where versions or the environment differ.
     AsNew(&'static CStr),
     /// `status f(handle, pointer)`, with null.
     Null(&'static CStr),
-    /// `status f(handle, const handler *)`, with null, if `status get(handle, handler *)` returns a handler. It is refused while
-    /// memory that the handler allocated is in use.
+    /// `status f(handle, const handler *)`, with null, if `status get(handle, handler *)` returns a handler. It is
+    /// refused while memory that the handler allocated is in use.
     Handler(&'static CStr),
     /// `status f(handle, function, function, void *)`, with nulls.
     ThreeNulls(&'static CStr),
-    /// `status f(handle, void *, size_t)`, with no workspace of the owner's. If `bool g(handle)` of one of these is true, the
-    /// handle has the library's own, which must not be set again: that would free it, and wait for the device.
+    /// `status f(handle, void *, size_t)`, with no workspace of the owner's. If `bool g(handle)` of one of these is
+    /// true, the handle has the library's own, which must not be set again: that would free it, and wait for the
+    /// device.
     OwnWorkspace(&'static CStr, &'static [&'static CStr]),
 }
 

@@ -170,8 +170,8 @@ impl Search<'_> {
         variants
     }
 
-    /// Returns the major version of CUDA that a missing component fits to: the one that is in use in this process, else the
-    /// one that libraries beside it are installed for, else the newest that the driver supports.
+    /// Returns the major version of CUDA that a missing component fits to: the one that is in use in this process, else
+    /// the one that libraries beside it are installed for, else the newest that the driver supports.
     fn cuda_to_install(&self) -> u32 {
         let component = self.component;
         let newest = component.variants.first().and_then(|variant| variant.cuda);
@@ -209,8 +209,8 @@ fn cuda_in_use() -> Option<u32> {
     }
 }
 
-/// Returns the major version of CUDA that the libraries are built for which a component needs, or which most wheels bring,
-/// if those that are installed are of just one.
+/// Returns the major version of CUDA that the libraries are built for which a component needs, or which most wheels
+/// bring, if those that are installed are of just one.
 fn cuda_installed(component: &Component) -> Option<u32> {
     let beside = component.needs.iter().copied().chain([&NVJITLINK, &NVRTC]);
     let mut found = beside.flat_map(|component| {
@@ -292,8 +292,9 @@ fn places_of(platform: Kind, variant: &Variant) -> [(Origin, Vec<PathBuf>); 5] {
     ]
 }
 
-/// Returns the files that could be one of the variants, in the order to look. Each kind of place is looked through for every
-/// variant before the next, so that what a user installed for a program comes before what the machine has for all.
+/// Returns the files that could be one of the variants, in the order to look. Each kind of place is looked through for
+/// every variant before the next, so that what a user installed for a program comes before what the machine has for
+/// all.
 fn files_of(component: &Component, variants: Vec<&'static Variant>) -> Vec<LibraryFile> {
     let mut found = Vec::new();
     for variant in variants {

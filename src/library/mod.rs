@@ -48,7 +48,8 @@ pub struct RawHandle {
 
 // SAFETY: a handle is an address that its owner gives to one thread at a time; the libraries allow use from any thread.
 unsafe impl Send for RawHandle {}
-// SAFETY: a shared handle lends only its address, or goes to `Library::set_stream`, which only the holding thread calls.
+// SAFETY: a shared handle lends only its address, or goes to `Library::set_stream`, which only the holding thread
+// calls.
 unsafe impl Sync for RawHandle {}
 
 impl RawHandle {
@@ -184,8 +185,8 @@ pub trait Library: Send + Sync {
         Ok(())
     }
 
-    /// Returns whether its functions are code of the program's own, such as Python's. Then they are not called to destroy
-    /// idle handles when a request, or another process, needs memory.
+    /// Returns whether its functions are code of the program's own, such as Python's. Then they are not called to
+    /// destroy idle handles when a request, or another process, needs memory.
     fn is_of_program(&self) -> bool {
         false
     }

@@ -1,5 +1,5 @@
-//! NVIDIA's and AMD's libraries: `create(void**)`, `destroy(void*)`, `set_stream(void*, void*)`, each returning a status
-//! where 0 is success. One table of names a library, one implementation for all.
+//! NVIDIA's and AMD's libraries: `create(void**)`, `destroy(void*)`, `set_stream(void*, void*)`, each returning a
+//! status where 0 is success. One table of names a library, one implementation for all.
 
 #[cfg(feature = "python")]
 use std::collections::BTreeMap;
@@ -136,14 +136,15 @@ impl Vendor {
         self.check(api, unsafe { handler.take_off(handle) }, handler.name)
     }
 
-    /// Returns the handlers that a handle's next owner does not want. One that takes our memory keeps our handler, which
+    /// Returns the handlers that a handle's next owner does not want. One that takes our memory keeps our handler,
+    /// which
     /// `set_memory` checks.
     fn unwanted_handlers<'a>(api: &'a VendorApi, handle: &RawHandle) -> impl Iterator<Item = &'a LoadedHandler> {
         api.handlers.iter().chain(api.memory.as_ref().filter(|_| !handle.takes_our_memory()))
     }
 
-    /// Destroys the handle that a refused creation left, if the library's documentation asks for that and no known capture
-    /// would be spoilt.
+    /// Destroys the handle that a refused creation left, if the library's documentation asks for that and no known
+    /// capture would be spoilt.
     #[cold]
     fn destroy_unfinished(&self, api: &VendorApi, handle: NonNull<c_void>, device: Device) {
         let since = self.description.leaves_unfinished_since;
@@ -333,11 +334,11 @@ impl Library for Vendor {
     }
 }
 
-/// A handle that is a struct of the caller's, as cuSPARSELt's: `int init(struct *)` fills it and `int destroy(struct *)`
-/// empties it. Its calls take the address, which is the handle that a pool hands out.
+/// A handle that is a struct of the caller's, as cuSPARSELt's: `int init(struct *)` fills it and `int destroy(struct
+/// *)` empties it. Its calls take the address, which is the handle that a pool hands out.
 ///
-/// As large as the largest struct of any version, whose names and files do not tell its size: cuSPARSELt 0.6 has 13072 bytes,
-/// 0.7 has 1024, and later versions 512. Aligned as they ask for.
+/// As large as the largest struct of any version, whose names and files do not tell its size: cuSPARSELt 0.6 has 13072
+/// bytes, 0.7 has 1024, and later versions 512. Aligned as they ask for.
 #[repr(C, align(16))]
 #[derive(Debug)]
 struct CallersStruct([u8; 16384]);

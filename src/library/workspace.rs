@@ -1,9 +1,9 @@
 //! Workspaces: device memory of ours that a library's handles compute with, where the library takes such memory.
 //!
 //! A handle has one for each stream it runs on, so that work under way on one stream shares none with work on another.
-//! In a capture it gets one that the graph keeps for as long as it, or anything instantiated from it, lives: no two graphs
-//! share one, and none is freed while a graph may use it, whichever thread ends and whatever is trimmed. If none can be
-//! allocated, the library's own stays in use, which is safe everywhere and slower in graphs.
+//! In a capture it gets one that the graph keeps for as long as it, or anything instantiated from it, lives: no two
+//! graphs share one, and none is freed while a graph may use it, whichever thread ends and whatever is trimmed. If none
+//! can be allocated, the library's own stays in use, which is safe everywhere and slower in graphs.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -13,8 +13,9 @@ use crate::ids::{CaptureStatus, Device, RawStream};
 use crate::runtime::{self, BoundDevice, Capture, RelaxedCapture, Stream, StreamIdentity};
 use crate::sync::lock;
 
-/// How many streams of a handle get a workspace of their own. Further streams use the library's, as no driver reports when a
-/// stream is gone and its workspace is free for another. The number was not measured: a workspace of cuBLAS takes 32 MiB.
+/// How many streams of a handle get a workspace of their own. Further streams use the library's, as no driver reports
+/// when a stream is gone and its workspace is free for another. The number was not measured: a workspace of cuBLAS
+/// takes 32 MiB.
 const STREAMS: usize = 8;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -86,8 +87,8 @@ impl Workspaces {
     }
 }
 
-/// A workspace that a handle keeps, or a graph. The driver drops a graph's once the graph is gone, on a thread that may call no
-/// driver.
+/// A workspace that a handle keeps, or a graph. The driver drops a graph's once the graph is gone, on a thread that may
+/// call no driver.
 #[derive(Debug)]
 struct LentWorkspace {
     workspace: Workspace,
@@ -143,8 +144,8 @@ impl HandleWorkspaces {
             && self.number.load(Ordering::Relaxed) == number
     }
 
-    /// Ensures that the handle has the stream's workspace, or the capture's if the stream is captured. `set` sets one on the
-    /// handle, or with none the library's own, which also setting the stream does.
+    /// Ensures that the handle has the stream's workspace, or the capture's if the stream is captured. `set` sets one
+    /// on the handle, or with none the library's own, which also setting the stream does.
     #[inline]
     pub(super) fn fit(
         &self,
@@ -201,8 +202,8 @@ impl HandleWorkspaces {
             if let Some((_, lent)) = kept.streams.iter().find(|(known, _)| identity.is_behind(known)) {
                 return Some(lent.workspace);
             }
-            // Work of a stream that is gone may use the workspace of this address, and nothing waits for that work but what
-            // spoils captures of others.
+            // Work of a stream that is gone may use the workspace of this address, and nothing waits for that work but
+            // what spoils captures of others.
             let is_taken = kept.streams.iter().any(|(known, _)| known.had_address_of(&identity));
             if is_taken || kept.streams.len() >= STREAMS {
                 return None;
