@@ -1,12 +1,14 @@
 //! A thread's handles: its own until it ends, and the next thread's after that.
 
 use std::cell::RefCell;
-use std::sync::{Arc, Barrier};
+use std::ptr::NonNull;
+use std::sync::{Arc, Barrier, OnceLock};
 use std::thread;
 
 use crate::common::{assert_none_lost, device, on_thread, stream};
 use gpupool::library::simulated::{SimulatedLibrary, stream_of};
-use gpupool::{ErrorKind, HandlePool, Pooled, RawStream, Simulated, Stream, handle};
+use gpupool::library::{Library, RawHandle};
+use gpupool::{Device, ErrorKind, HandlePool, Pooled, RawStream, Result, Simulated, Stream, handle};
 
 fn pool() -> HandlePool {
     HandlePool::new(SimulatedLibrary).expect("a pool")
@@ -173,4 +175,46 @@ fn a_device_that_does_not_exist_is_an_error() {
     assert!(error.to_string().contains("there is no device 2: this process sees 2"), "{error}");
     assert!(gpupool::device(-1).is_err() && gpupool::device(i64::MAX).is_err());
     assert_eq!(pool.stats(None).unwrap().created, 0);
+}
+
+/// A library that asks a pool for a handle as a stream is set, once it is told which.
+struct Asking(Arc<OnceLock<HandlePool>>);
+
+impl Library for Asking {
+    fn name(&self) -> &str {
+        "asking"
+    }
+
+    fn create(&self, _device: Device) -> Result<RawHandle> {
+        // SAFETY: the box is leaked for this handle.
+        Ok(unsafe { RawHandle::from_ptr(NonNull::from(Box::leak(Box::new(0_u64))).cast()) })
+    }
+
+    fn destroy(&self, _handle: RawHandle) -> Result<()> {
+        Ok(())
+    }
+
+    fn set_stream(&self, _handle: &RawHandle, stream: &Stream) -> Result<()> {
+        self.0.get().map_or(Ok(()), |asked| asked.handle(stream).map(drop))
+    }
+}
+
+#[test]
+fn a_set_stream_may_ask_another_pool_for_its_first_handle() {
+    host!();
+    let (asked, stream, other) = (Arc::new(OnceLock::new()), stream(0), pool());
+    let asking = HandlePool::new(Asking(Arc::clone(&asked))).unwrap();
+    let handle = address(asking, &stream);
+    asked.set(other).unwrap();
+    // In the midst of a hit.
+    assert_eq!(address(asking, &stream), handle);
+    let stats = other.stats(None).unwrap();
+    assert_eq!((stats.created, stats.held), (1, 1));
+    // In the midst of a miss.
+    let theirs = stream.clone();
+    on_thread(move || address(asking, &theirs));
+    assert_eq!(other.stats(None).unwrap().created, 2);
+    for pool in [asking, other] {
+        assert_none_lost(pool.stats(None).unwrap());
+    }
 }
