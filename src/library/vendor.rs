@@ -224,7 +224,8 @@ impl Library for Vendor {
             // SAFETY: `create` allocated it, and the library is done with it.
             unsafe { CallersStruct::free(handle.as_non_null()) };
         }
-        destroyed
+        let freed = handle.workspaces.map_or(Ok(()), |workspaces| workspaces.free());
+        destroyed.and(freed)
     }
 
     #[inline]

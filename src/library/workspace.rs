@@ -5,8 +5,9 @@
 //! graphs share one, and none is freed while a graph may use it, whichever thread ends and whatever is trimmed. If none
 //! can be allocated, the library's own stays in use, which is safe everywhere and slower in graphs.
 
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::error::Result;
 use crate::ids::{CaptureStatus, Device, RawStream};
@@ -34,7 +35,7 @@ pub(super) struct Workspaces {
 #[derive(Debug)]
 struct WorkspacesState {
     all: Vec<Workspace>,
-    /// Those of handles and graphs that are gone.
+    /// Those of graphs that are gone.
     spare: Vec<Workspace>,
 }
 
@@ -67,17 +68,22 @@ impl Workspaces {
         Ok(LentWorkspace { workspace, home: self })
     }
 
-    /// Frees what handles and graphs left behind on the device, after waiting for it, and returns the first refusal.
+    /// Frees what graphs left behind on the device, after waiting for it, and returns the first refusal.
     pub(super) fn release_spare(&self, device: Device) -> Result<()> {
         let spare: Vec<_> = lock(&self.state).spare.extract_if(.., |spare| spare.device == device).collect();
+        self.free(spare)
+    }
+
+    /// Frees workspaces that nobody has any more, after waiting for the device, and returns the first refusal.
+    fn free(&self, workspaces: Vec<Workspace>) -> Result<()> {
         let mut result = Ok(());
-        for workspace in spare {
+        for workspace in workspaces {
             let free = || {
                 let runtime = runtime::get()?;
-                let _bound = BoundDevice::of(runtime, device)?;
+                let _bound = BoundDevice::of(runtime, workspace.device)?;
                 let _relaxed = RelaxedCapture::new(runtime)?;
                 // SAFETY: `lend` allocated it, and neither a handle nor a graph has it any more.
-                unsafe { runtime.memory_free(workspace.address) }.map_err(|e| e.on(device))
+                unsafe { runtime.memory_free(workspace.address) }.map_err(|e| e.on(workspace.device))
             };
             result = result.and(free());
             // Also where the driver refused, for it is not asked again.
@@ -131,6 +137,14 @@ impl HandleWorkspaces {
     pub(super) fn new(home: &'static Workspaces, bytes: u64) -> Self {
         let (stream_and_one, number) = (AtomicUsize::new(0), AtomicU64::new(0));
         Self { home, bytes, stream_and_one, number, kept: Mutex::default() }
+    }
+
+    /// Frees the workspaces of a handle that was destroyed, or that the library would not destroy: its last work may use
+    /// them, so nobody else gets them. Graphs keep theirs.
+    pub(super) fn free(self) -> Result<()> {
+        let kept = self.kept.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let taken = |(_, lent): (StreamIdentity, LentWorkspace)| ManuallyDrop::new(lent).workspace;
+        self.home.free(kept.streams.into_iter().map(taken).collect())
     }
 
     /// Forgets which workspace is set, for the owner may have set another.

@@ -161,7 +161,8 @@ impl Library for SimulatedLibrary {
         lock(&LIVE).remove(&handle.as_ptr().addr());
         // SAFETY: the handle owns the box that `create` leaked.
         let inner = unsafe { Box::from_raw(handle.as_ptr().cast::<SimulatedHandle>()) };
-        host::synchronize_and_free(inner.device, inner.bytes)
+        let freed = host::synchronize_and_free(inner.device, inner.bytes);
+        freed.and(handle.workspaces.map_or(Ok(()), |workspaces| workspaces.free()))
     }
 
     #[inline]
