@@ -483,7 +483,7 @@ class HandleStats:
         """The number of handles destroyed so far, by trimming."""
 
     @property
-    def retired(self) -> int:
+    def discarded(self) -> int:
         """The number of handles that were discarded and wait to be destroyed by trimming."""
 
     @property

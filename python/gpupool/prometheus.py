@@ -287,7 +287,7 @@ def _of_handles(device: _summary.DeviceSummary) -> _Part:
         labels = {"library": each.library}
         for state in ("idle", "held", "leased"):
             yield "handles", {**labels, "state": state}, getattr(each, state)
-        yield "handles", {**labels, "state": "discarded"}, each.retired
+        yield "handles", {**labels, "state": "discarded"}, each.discarded
         yield "handle_memory_bytes", labels, each.device_bytes
         yield "handle_memory_peak_bytes", labels, each.peak_device_bytes
         yield from _counters("handles", labels, each)

@@ -39,12 +39,12 @@ struct Round {
 #[derive(Default)]
 struct HandleTable {
     /// Handles that no request may get any more, to be destroyed.
-    retired: Vec<Arc<PooledHandle>>,
+    discarded: Vec<Arc<PooledHandle>>,
     /// Those that only grow, and the peaks; of hits, those of handles that were destroyed.
     counts: HandleStats,
     /// What a handle took when one was last created alone.
     measured_bytes: Option<u64>,
-    /// How many handles that were counted as in use in this round have been destroyed or retired since.
+    /// How many handles that were counted as in use in this round have been destroyed or discarded since.
     vacated: u64,
 }
 
@@ -55,7 +55,7 @@ impl HandleTable {
             return;
         }
         pooled.note_counted(round);
-        // It replaces one that was destroyed or retired.
+        // It replaces one that was destroyed or discarded.
         match self.vacated.checked_sub(1) {
             Some(left) => self.vacated = left,
             None => self.counts.peak_in_use += 1,
@@ -154,16 +154,16 @@ impl DevicePool {
     }
 
     /// Takes a handle back that no request may get again, and leaves its room to the caller.
-    pub(super) fn retire(&self, pooled: Arc<PooledHandle>) {
+    pub(super) fn discard(&self, pooled: Arc<PooledHandle>) {
         self.note(HandleAction::Discard, &pooled.handle);
         self.queue.remove(&pooled);
         let mut table = self.table();
         table.vacate(&pooled, self.round());
-        table.retired.push(pooled);
+        table.discarded.push(pooled);
     }
 
     pub(super) fn has_unused(&self) -> bool {
-        !self.table().retired.is_empty() || self.queue.idle_count() > 0
+        !self.table().discarded.is_empty() || self.queue.idle_count() > 0
     }
 
     /// Adds a new handle. Its memory is as measured, else as last measured, else as known. Returns how many were
@@ -187,14 +187,14 @@ impl DevicePool {
         (pooled, counts.created)
     }
 
-    /// Removes every idle and retired handle, to be destroyed. One that a thread just looks at stays, as retired.
+    /// Removes every idle and discarded handle, to be destroyed. One that a thread just looks at stays, as discarded.
     pub(super) fn remove_unused(&self) -> Vec<RawHandle> {
         let idle = self.queue.remove_idle();
         let mut table = self.table();
-        // Retired ones have left their places before.
+        // Discarded ones have left their places before.
         idle.iter().for_each(|pooled| table.vacate(pooled, self.round()));
         let mut handles = Vec::new();
-        for pooled in idle.into_iter().chain(std::mem::take(&mut table.retired)) {
+        for pooled in idle.into_iter().chain(std::mem::take(&mut table.discarded)) {
             match Arc::try_unwrap(pooled) {
                 Ok(unused) => {
                     table.counts.destroyed += 1;
@@ -202,7 +202,7 @@ impl DevicePool {
                     table.counts.device_bytes -= unused.bytes;
                     handles.push(unused.handle);
                 }
-                Err(in_hand) => table.retired.push(in_hand),
+                Err(in_hand) => table.discarded.push(in_hand),
             }
         }
         handles
@@ -220,8 +220,8 @@ impl DevicePool {
     pub(super) fn stats(&self) -> HandleStats {
         let workspace_bytes = self.library.workspace_bytes(self.device);
         let table = self.table();
-        let mut stats = HandleStats { retired: table.retired.len() as u64, workspace_bytes, ..table.counts };
-        stats.hits += table.retired.iter().map(|pooled| pooled.hits()).sum::<u64>();
+        let mut stats = HandleStats { discarded: table.discarded.len() as u64, workspace_bytes, ..table.counts };
+        stats.hits += table.discarded.iter().map(|pooled| pooled.hits()).sum::<u64>();
         self.queue.with_all(|all| {
             for pooled in all {
                 stats.hits += pooled.hits();
@@ -288,7 +288,7 @@ mod tests {
     fn a_handle_that_its_request_has_in_hand_is_destroyed_by_a_later_call() -> Result<()> {
         let device = crate::device(0)?;
         let put_idle = |pool: &DevicePool, pooled: Arc<PooledHandle>| pool.put_idle(&pooled);
-        for give_back in [DevicePool::retire, put_idle] {
+        for give_back in [DevicePool::discard, put_idle] {
             let pool: &DevicePool = Box::leak(Box::new(DevicePool::new(&SimulatedLibrary, device, usize::MAX)));
             assert!(pool.queue.make_room());
             let (pooled, _) = pool.add(SimulatedLibrary.create(device)?, Duration::ZERO, Some(100));
@@ -301,7 +301,7 @@ mod tests {
             assert_eq!(handles.len(), 1);
             handles.into_iter().try_for_each(|handle| SimulatedLibrary.destroy(handle))?;
             let stats = pool.stats();
-            assert_eq!((stats.created, stats.destroyed, stats.retired, stats.device_bytes), (1, 1, 0, 0));
+            assert_eq!((stats.created, stats.destroyed, stats.discarded, stats.device_bytes), (1, 1, 0, 0));
         }
         Ok(())
     }

@@ -52,7 +52,7 @@ impl Lease {
             && !process::is_forked()
         {
             let home = pooled.home;
-            home.retire(pooled);
+            home.discard(pooled);
             home.queue.leave_room();
         }
     }

@@ -67,7 +67,7 @@ fn give_up(unready: Unready<'_>, error: Error) -> Result<()> {
     if !is_held {
         let (name, error) = (on.name(), error.on(on.device));
         warn!(target: HANDLE, "{name}: a handle is given up, as something of its former owner's is in use: {error}");
-        on.retire(Arc::clone(pooled));
+        on.discard(Arc::clone(pooled));
     }
     Ok(())
 }

@@ -17,7 +17,7 @@ counters! {
         /// Handles destroyed so far, by trimming.
         pub destroyed: u64,
         /// Handles that were discarded and wait to be destroyed by trimming.
-        pub retired: u64,
+        pub discarded: u64,
         /// Handles that no thread or lease holds.
         pub idle: u64,
         /// Handles that threads hold in their windows.

@@ -191,10 +191,10 @@ fn nobody_gets_a_discarded_handle_again() {
     assert!(discarded.handle.is_null());
     let mut other = lease(&stream);
     assert_ne!(other.handle, address);
-    assert_eq!((counts(0).retired, counts(0).leased), (1, 1));
+    assert_eq!((counts(0).discarded, counts(0).leased), (1, 1));
     assert_eq!(trim(0), 1);
     release(&mut other);
-    assert_eq!((counts(0).retired, counts(0).destroyed, counts(0).idle), (0, 1, 1));
+    assert_eq!((counts(0).discarded, counts(0).destroyed, counts(0).idle), (0, 1, 1));
 }
 
 #[test]

@@ -66,8 +66,8 @@ pub(crate) fn on_thread<R: Send + 'static>(f: impl FnOnce() -> R + Send + 'stati
     thread::spawn(f).join().expect("the thread does not panic")
 }
 
-/// Every handle made is idle, held, leased or retired, or was destroyed.
+/// Every handle made is idle, held, leased or discarded, or was destroyed.
 pub(crate) fn assert_none_lost(stats: HandleStats) {
-    let found = stats.idle + stats.held + stats.leased + stats.retired + stats.destroyed;
+    let found = stats.idle + stats.held + stats.leased + stats.discarded + stats.destroyed;
     assert_eq!(stats.created, found, "{stats:?}");
 }

@@ -95,18 +95,18 @@ void a_lease_ends_with_its_scope() {
   std::thread([sent = std::move(sent)] { EXPECT(sent); }).join();
   EXPECT(!sent && pool.stats().leased == 0);
   gpupool::lease<simulated> changed;
-  auto retired = changed.get();
+  auto discarded = changed.get();
   changed.discard();
-  EXPECT(!changed && pool.stats().retired == 1);
-  EXPECT(gpupool::lease<simulated>() && pool.stats().retired == 1);
+  EXPECT(!changed && pool.stats().discarded == 1);
+  EXPECT(gpupool::lease<simulated>() && pool.stats().discarded == 1);
   gpupool::lease<simulated> next;
-  EXPECT(next.get() != retired);
+  EXPECT(next.get() != discarded);
 }
 
 void pools_are_warmed_counted_and_trimmed() {
   pool.trim();
   auto before = pool.stats(0);
-  EXPECT(before.idle == 0 && before.retired == 0);
+  EXPECT(before.idle == 0 && before.discarded == 0);
   EXPECT(pool.warm(3) == 3 && pool.warm(3) == 0 && pool.stats(0).idle == 3);
   pool.warm_in_background(2, 1);
   while (pool.stats(1).idle < 2) std::this_thread::yield();

@@ -69,7 +69,7 @@ def test_solvers_share_a_handle(advanced):
     assert max(residual for residual, _ in results) < 1e-10
     assert len({handle for _, handle in results}) == 1
     stats = gpupool.cudss.stats()
-    assert (stats.created - created, stats.leased, stats.retired) == (1, 0, 0)
+    assert (stats.created - created, stats.leased, stats.discarded) == (1, 0, 0)
 
 
 def test_cudss_s_memory_is_the_pool_s_also_where_nvmath_would_set_its_own(advanced):
@@ -124,11 +124,11 @@ def test_a_handle_with_a_threading_layer_is_not_lent_again(advanced):
     except OSError as error:
         pytest.skip(str(error))
     a, b = poisson(64)
-    retired = gpupool.cudss.stats().retired
+    discarded = gpupool.cudss.stats().discarded
     with cupy.cuda.Stream(non_blocking=True) as stream:
         residual, handle = solve(advanced, a, b, stream, multithreading_lib=layers[0])
         assert residual < 1e-10
-        assert gpupool.cudss.stats().retired == retired + 1
+        assert gpupool.cudss.stats().discarded == discarded + 1
         assert solve(advanced, a, b, stream)[1] != handle
         stream.synchronize()
     assert gpupool.cudss.trim() == 2

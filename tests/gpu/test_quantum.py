@@ -127,7 +127,7 @@ def test_a_limit_fails_the_call_and_nothing_else(pool):
 @both
 def test_an_owners_handler_is_gone_at_the_next(pool):
     """Either the library takes it off, or the handle is given up: which it is, is printed."""
-    stream, retired = gpupool.Stream(), pool.stats().retired
+    stream, discarded = gpupool.Stream(), pool.stats().discarded
     with pool.lease(stream) as lease:
         handle = int(lease)
         assert name_of_handler(pool, handle) is None
@@ -139,7 +139,7 @@ def test_an_owners_handler_is_gone_at_the_next(pool):
         assert name_of_handler(pool, lease) is None
         is_same = int(lease) == handle
     print(f"{pool.name}: an owner's handler: {'taken off' if is_same else 'stays, so the handle is given up'}")
-    assert pool.stats().retired - retired == (0 if is_same else 1)
+    assert pool.stats().discarded - discarded == (0 if is_same else 1)
 
 
 def test_a_handle_s_workspace_on_custatevec():

@@ -90,7 +90,7 @@ fn a_handle_that_never_can_be_is_given_up_and_the_request_served() {
         assert_ne!(had, given_up, "in another thread");
         let stats = pool.stats(None).unwrap();
         assert_none_lost(stats);
-        assert_eq!((stats.created, stats.retired, stats.idle, stats.failures), (4, 3, 1, 0), "{stats:?}");
+        assert_eq!((stats.created, stats.discarded, stats.idle, stats.failures), (4, 3, 1, 0), "{stats:?}");
         assert_eq!(pool.trim(None).unwrap(), 4);
         pool.close().unwrap();
     }
@@ -110,7 +110,7 @@ fn any_other_refusal_is_the_request_s_error_and_leaves_the_handle() {
         assert_eq!(pool.lease(&second).unwrap().as_ptr().addr(), handle);
         let stats = pool.stats(None).unwrap();
         assert_none_lost(stats);
-        assert_eq!((stats.created, stats.retired, stats.idle, stats.failures), (1, 0, 1, 2), "{stats:?}");
+        assert_eq!((stats.created, stats.discarded, stats.idle, stats.failures), (1, 0, 1, 2), "{stats:?}");
         pool.close().unwrap();
     }
 }

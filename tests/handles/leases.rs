@@ -118,10 +118,10 @@ fn a_discarded_handle_is_nobodys_again() {
     lease.discard();
     let second = pool.lease(&stream).unwrap();
     assert_ne!(address(&second), first);
-    assert_eq!(pool.stats(None).unwrap().retired, 1);
+    assert_eq!(pool.stats(None).unwrap().discarded, 1);
     assert_eq!(pool.trim(None).unwrap(), 1);
     let stats = pool.stats(None).unwrap();
-    assert_eq!((stats.created, stats.destroyed, stats.retired, stats.leased), (2, 1, 0, 1));
+    assert_eq!((stats.created, stats.destroyed, stats.discarded, stats.leased), (2, 1, 0, 1));
 }
 
 #[test]

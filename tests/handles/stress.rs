@@ -71,7 +71,7 @@ fn on_each_device_a_handle_can_still_be_had(pool: HandlePool) {
 }
 
 /// Requests of 64 threads, hundreds of thousands in `make thorough`, under a limit now and then, with failing calls: at every quiet point each handle made
-/// is idle, retired or destroyed.
+/// is idle, discarded or destroyed.
 #[test]
 fn leases_of_many_threads_share_and_lose_no_handle() {
     const LEASERS: u32 = 64;
@@ -121,5 +121,5 @@ fn leases_of_many_threads_share_and_lose_no_handle() {
     pool.set_limit(None).unwrap();
     pool.trim(None).unwrap();
     let stats = pool.stats(None).unwrap();
-    assert_eq!((stats.idle, stats.retired, stats.created), (0, 0, stats.destroyed), "{stats:?}");
+    assert_eq!((stats.idle, stats.discarded, stats.created), (0, 0, stats.destroyed), "{stats:?}");
 }

@@ -74,7 +74,7 @@ def test_stats_add_up(make_pool):
     assert pool.stats().as_dict() == {
         "created": 0,
         "destroyed": 0,
-        "retired": 0,
+        "discarded": 0,
         "idle": 0,
         "held": 0,
         "leased": 0,

@@ -63,7 +63,7 @@ def test_a_discarded_handle_is_destroyed_by_trimming(make_pool):
     with pool.lease() as lease:
         handle = int(lease)
         lease.discard()
-    assert (pool.stats().retired, destroyed) == (1, [])
+    assert (pool.stats().discarded, destroyed) == (1, [])
     with pool.lease() as lease:
         assert int(lease) != handle
     assert pool.trim() == 2

@@ -86,7 +86,7 @@ def test_the_text_is_valid_and_says_what_the_summary_says(client, busy):
     stats = gpupool.simulated.stats(0)
     library = {"device": "0", "library": "simulated"}
     states = values(text, "gpupool_handles", **library)
-    assert states == {("idle",): stats.idle, ("held",): stats.held, ("leased",): 1, ("discarded",): stats.retired}
+    assert states == {("idle",): stats.idle, ("held",): stats.held, ("leased",): 1, ("discarded",): stats.discarded}
     assert values(text, "gpupool_handles_created_total", **library) == {(): stats.created}
     assert values(text, "gpupool_handle_create_seconds_total", **library) == {(): stats.create_seconds}
 

@@ -101,7 +101,7 @@ class LibrarySummary:
     library: str
     created: int
     destroyed: int
-    retired: int
+    discarded: int
     idle: int
     held: int
     leased: int

@@ -141,7 +141,7 @@ def _library_table(libraries: "tuple[LibrarySummary, ...]") -> list[list[str]]:
     rows = [["library", "handles", "in use", "idle", "discarded", "peak in use", "memory", "peak", "workspaces"]]
     for each in (library for library in libraries if library.created):
         in_use = each.held + each.leased
-        counts = (in_use + each.idle + each.retired, in_use, each.idle, each.retired, each.peak_in_use)
+        counts = (in_use + each.idle + each.discarded, in_use, each.idle, each.discarded, each.peak_in_use)
         sizes = (each.device_bytes, each.peak_device_bytes, each.workspace_bytes)
         rows.append([each.library, *map(str, counts), *map(size, sizes)])
     return rows

@@ -240,7 +240,7 @@ typedef struct gpupool_handle_stats {
   uint64_t size; /* of this struct */
   uint64_t created;
   uint64_t destroyed;
-  uint64_t retired;     /* discarded, and destroyed by the next trim_handles */
+  uint64_t discarded;   /* by their holders, and destroyed by the next trim_handles */
   uint64_t idle;        /* no thread or lease holds them */
   uint64_t held;        /* by threads */
   uint64_t leased;

@@ -39,7 +39,7 @@ def are_lent_and_taken_back():
             raise ArithmeticError
     except ArithmeticError:
         stats = pool.stats()
-    counts = stats.created, stats.leased, stats.idle, stats.retired
+    counts = stats.created, stats.leased, stats.idle, stats.discarded
     assert counts == (1, 0, 1, 0), f"an error in the block kept the handle: {stats}"
 
 
@@ -87,8 +87,8 @@ def with_a_threading_layer_are_retired(name, layer, expected):
     """Lend a handle with a layer, "none" is no layer, and count how many are not lent again."""
     with gpupool.nvmath.options(getattr(gpupool, name), stream, multithreading_lib=None if layer == "none" else layer):
         pass
-    retired = getattr(gpupool, name).stats().retired
-    assert retired == int(expected), f"{retired} handles are retired, not {expected}"
+    discarded = getattr(gpupool, name).stats().discarded
+    assert discarded == int(expected), f"{discarded} handles are discarded, not {expected}"
 
 
 def are_shared_by_threads():

@@ -135,7 +135,7 @@ def a_handler_that_stays_ends_the_handle():
         assert int(lease) != given_up, "a handle with its last owner's handler was lent"
         assert work.name_of(lease) is None, "it has a handler"
     stats = work.pool.stats()
-    assert (stats.retired, stats.failures) == (1, 0), f"it is not given up, or told as a failure: {stats}"
+    assert (stats.discarded, stats.failures) == (1, 0), f"it is not given up, or told as a failure: {stats}"
     # gpupool's own handler never has to go.
     mine = gpupool.MemPool()
     for mem_pool in (mine, None, mine):

@@ -21,7 +21,7 @@ def a_discarded_handle_is_nobodys_again_and_destroyed_once(name):
         lease.discard()
         lease.discard()
     stats = pool.stats(1)
-    assert (stats.retired, stats.idle, stats.leased) == (3, 0, 0), f"three discarded handles are counted as {stats}"
+    assert (stats.discarded, stats.idle, stats.leased) == (3, 0, 0), f"three discarded handles are counted as {stats}"
     assert library.destroyed == 0, "discard destroyed a handle at once"
     leases, others = library.leased(2)
     for lease in leases:
@@ -29,7 +29,7 @@ def a_discarded_handle_is_nobodys_again_and_destroyed_once(name):
     others += [in_thread(pool.handle, None, 1) for _ in range(4)]
     others.append(pool.handle(device=1))
     assert not set(gone) & set(others), "a discarded handle was given out again"
-    assert (pool.stats(1).created, pool.stats(1).retired) == (5, 3), "released handles were not used again"
+    assert (pool.stats(1).created, pool.stats(1).discarded) == (5, 3), "released handles were not used again"
     assert are_destroyed(gone) == [False] * 3, "a discarded handle was destroyed before trim"
     # The threads handed the two others on, and the last one keeps its own: one is idle.
     assert [pool.trim(0), pool.trim(1), pool.trim(1)] == [0, 4, 0], "trim destroyed another number of handles"
@@ -37,7 +37,7 @@ def a_discarded_handle_is_nobodys_again_and_destroyed_once(name):
     assert are_destroyed(gone) == [True] * 3, "trim left a discarded handle"
     assert are_destroyed(others[-1:]) == [False], "trim destroyed the handle of a thread at work"
     stats = pool.stats(1)
-    assert (stats.retired, stats.destroyed, stats.held) == (0, 4, 1), f"after trim the counts are {stats}"
+    assert (stats.discarded, stats.destroyed, stats.held) == (0, 4, 1), f"after trim the counts are {stats}"
 
 
 def one_that_cannot_be_destroyed_is_told_and_the_rest_are(name):
@@ -62,7 +62,7 @@ def one_that_cannot_be_destroyed_is_told_and_the_rest_are(name):
         assert library.destroyed - before == 4, "not every handle was tried once"
         assert sum(map(library.is_destroyed, handles)) == 3, "one failure kept others from being destroyed"
         stats = pool.stats(1)
-        assert (stats.retired, stats.idle) == (0, 0), f"a handle is counted as still there: {stats}"
+        assert (stats.discarded, stats.idle) == (0, 0), f"a handle is counted as still there: {stats}"
     assert (stats.failures, stats.created, len(left)) == (3, 12, 3), f"{len(left)} handles are left: {stats}"
     assert not set(left) & set(library.leased(4)[1]), "a handle that could not be destroyed was given out again"
 

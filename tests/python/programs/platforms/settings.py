@@ -149,12 +149,12 @@ def a_handler_that_is_in_use_ends_the_handle(what, limit):
             assert int(lease) != given_up, "a handle with memory of its last owner's was lent"
             assert owner.library.changed(lease) is None, f"the handle has a handler of {owner.library.changed(lease)}"
         stats = pool.stats()
-        assert (stats.retired, stats.idle, stats.failures) == (number, 1, 0), f"given up {number}: {stats}"
+        assert (stats.discarded, stats.idle, stats.failures) == (number, 1, 0), f"given up {number}: {stats}"
     with pool.lease(stream) as lease:
         given_up = int(lease)
         getattr(owner, f"take_{what}")(lease)
     assert in_thread(pool.handle, stream) != given_up, "a thread got it"
-    assert pool.stats().retired == 3, f"three were given up: {pool.stats()}"
+    assert pool.stats().discarded == 3, f"three were given up: {pool.stats()}"
 
 
 def a_handler_that_is_not_in_use_is_taken_off():
