@@ -209,6 +209,12 @@ test_memory() {
   fi
 }
 
+# The options that leave out tests of what needs packages such a machine may lack: what renders pictures, and a terminal.
+no_pictures() {
+  "$python" -c 'import pyte, textual, vl_convert' 2>/dev/null ||
+    printf -- '--ignore tests/python/test_%s.py ' bad_traces command_ends compare guide notebook notebook_objects plot top wrong_files
+}
+
 run_tests() {
   local parallel example
   parallel=$("$python" -c 'import xdist' 2>/dev/null && echo "-n 8 --dist worksteal -p no:benchmark")
@@ -226,7 +232,7 @@ run_tests() {
   step host-tests "$python" -m pytest -q -p no:cacheprovider tests/python \
     $(printf -- '--ignore tests/python/test_%s.py ' addresses cuda_core dlpack_streams doubles driver green_contexts hand_over hip \
       info library_memory loader logging miopen numba nvmath nvtx platforms rocm_libraries setters summary \
-      torch_allocator torch_enabled versions workflows workspaces)
+      torch_allocator torch_enabled versions workflows workspaces) $(no_pictures)
   for example in examples/*.py; do
     case $example in *warp_*) has_warp || continue ;; esac
     step "$(basename "$example" .py)" "$python" "$example"
