@@ -39,8 +39,18 @@ pub(super) enum Handled {
     Wrong,
 }
 
+/// By which of the two places a process has come: what it may ask is asked there alone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Entrance {
+    /// The name that tokens tell: anybody who sees it may come, so secrets are asked for.
+    Name,
+    /// The folder of neighbours: who can enter it is one, and is sent no descriptor.
+    Folder,
+}
+
 #[derive(Debug)]
 pub(super) struct Connection {
+    entrance: Entrance,
     /// Another thread knows it while that is to answer.
     socket: Arc<OwnedFd>,
     /// What the process has of this one's memory by this connection.
@@ -52,8 +62,9 @@ pub(super) struct Connection {
 
 impl Connection {
     /// Makes one for a process that has connected, if it is this user's.
-    pub(super) fn new(Contact { socket, peer }: Contact) -> Option<Self> {
+    pub(super) fn new(Contact { socket, peer }: Contact, entrance: Entrance) -> Option<Self> {
         peer.is_of_own_user().then(|| Self {
+            entrance,
             socket: Arc::new(socket),
             borrower: Borrower::new(peer.process),
             reply: None,
@@ -72,7 +83,7 @@ impl Connection {
     }
 
     /// Returns whether another thread answers.
-    fn is_answered_elsewhere(&self) -> bool {
+    pub(super) fn is_answered_elsewhere(&self) -> bool {
         Arc::weak_count(&self.socket) > 0
     }
 
@@ -124,10 +135,13 @@ impl Connection {
 
     /// Handles a question; false if the connection is to be closed.
     fn handle(&mut self, question: Question) -> bool {
-        let handled = match question {
-            Question::OfBlock(key, question) => self.borrower.handle(key, question),
-            Question::Unmapped { mapping } => self.borrower.unmapped(mapping),
-            Question::OfMemory(question) => giving::handle(question, &self.socket, self.borrower.process),
+        let handled = match (self.entrance, question) {
+            (Entrance::Name, Question::OfBlock(key, question)) => self.borrower.handle(key, question),
+            (Entrance::Name, Question::Unmapped { mapping }) => self.borrower.unmapped(mapping),
+            (Entrance::Folder, Question::OfMemory(question)) => {
+                giving::handle(question, &self.socket, self.borrower.process)
+            }
+            _ => Handled::Wrong,
         };
         match handled {
             Handled::Reply(reply) => {

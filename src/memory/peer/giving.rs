@@ -16,7 +16,6 @@ use log::{debug, info};
 use super::claims::{held_on, pass_by};
 use super::codec::{Answer, BYTES_MOST, MemoryQuestion, Spare};
 use super::connection::Handled;
-use super::place::membership;
 use super::settings::limits_on;
 use super::socket;
 use super::status::{Division, gives_free_memory, is_on_offer, tell};
@@ -37,11 +36,8 @@ use crate::sync::{ThisThread, lock};
 /// The name of the thread; the system keeps 15 bytes.
 const THREAD: &str = "gpupool-give";
 
-/// Handles what a process asks by a connection. One that is no neighbour answers nobody.
+/// Handles what a neighbour asks by a connection.
 pub(super) fn handle(question: MemoryQuestion, socket: &Arc<OwnedFd>, process: i32) -> Handled {
-    if membership().is_none() {
-        return Handled::Wrong;
-    }
     let known = |uuid| KnownUuids::Memory.device_with(&uuid).ok().flatten();
     let answer = match question {
         MemoryQuestion::Tell { before, with_pools } => Answer::Told(tell(before, with_pools)),

@@ -120,7 +120,7 @@ impl AttachedMapping {
         if std::mem::take(&mut self.is_known)
             && let Some(channel) = self.owner.channel()
         {
-            tell_unmapped(channel, self.number);
+            tell_unmapped(&channel, self.number);
         }
         Ok(())
     }
@@ -352,7 +352,7 @@ pub(super) fn follow(channel: &Arc<Channel>, has_ended: bool) {
     for number in numbers {
         if !note_end(number) {
             // It has ended before, which its owner may not know.
-            tell_unmapped(Arc::clone(channel), number);
+            tell_unmapped(channel, number);
         }
     }
     // The others end with their last uses.
@@ -360,9 +360,11 @@ pub(super) fn follow(channel: &Arc<Channel>, has_ended: bool) {
 }
 
 /// Tells an owner that a mapping has ended, as soon as there is room.
-fn tell_unmapped(channel: Arc<Channel>, mapping: u64) {
+fn tell_unmapped(channel: &Arc<Channel>, mapping: u64) {
+    let channel = Arc::downgrade(channel);
     // If the connection is over, nothing is to be sent.
-    tasks::now_or_later(move || Ok(channel.send(&Question::Unmapped { mapping }).unwrap_or(true)));
+    let is_told = move |channel: Arc<Channel>| channel.send(&Question::Unmapped { mapping }).unwrap_or(true);
+    tasks::now_or_later(move || Ok(channel.upgrade().is_none_or(is_told)));
 }
 
 /// Notes that a mapping's region has ended; false if there is no such mapping.

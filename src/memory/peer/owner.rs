@@ -4,12 +4,13 @@
 //! this process reports mappings that it keeps or has unmapped. Nothing waits for an open channel.
 
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 use std::{io, iter};
 
+use rustix::event::{PollFd, PollFlags};
 use rustix::process::geteuid;
 
 use super::codec::{Answer, BlockQuestion, Message, Question};
@@ -17,7 +18,7 @@ use super::socket::{self, Contact, Packet, abstract_address};
 use super::token::TokenFields;
 use crate::error::{Error, Result};
 use crate::memory::device::wake;
-use crate::memory::tuning::{PATIENCE, RETRY, RETRY_MOST};
+use crate::memory::tuning::{A_FEW, PATIENCE, RETRY, RETRY_MOST};
 use crate::sync::lock;
 
 const SILENT: &str = "did not answer within 10 s: it is stopped, or the machine has no time for it";
@@ -300,21 +301,30 @@ fn no_more_files() -> Error {
 pub(super) struct Channel {
     /// The owner's name.
     pub(super) owner: [u8; 16],
-    pub(super) socket: OwnedFd,
+    socket: OwnedFd,
     /// Ready once the owner has ended, even if a child of it keeps the socket open.
     pub(super) pidfd: OwnedFd,
 }
 
 impl Channel {
+    /// Returns what to wait for: its end alone while a task has something for the owner, as one that sends and takes nothing
+    /// would have ever more of these wait.
+    pub(super) fn polled(self: &Arc<Self>) -> PollFd<'_> {
+        let wanted = if Arc::weak_count(self) > 0 { PollFlags::empty() } else { PollFlags::IN };
+        PollFd::from_borrowed_fd(self.socket.as_fd(), wanted)
+    }
+
     /// Sends a question at once; false if there is no room, and an error once the connection is over.
     pub(super) fn send(&self, question: &Question) -> io::Result<bool> {
         socket::send(&self.socket, question, &[])
     }
 
-    /// Returns the numbers of mappings that are to end; none once the connection is over.
+    /// Returns the numbers of mappings that are to end, of a few packets, as an owner may send them without an end; none once
+    /// the connection is over.
     pub(super) fn receive(&self) -> Option<Vec<u64>> {
         let mut all = Vec::new();
-        while let Some(packet) = socket::receive(&self.socket).ok()? {
+        for _ in 0..A_FEW {
+            let Some(packet) = socket::receive(&self.socket).ok()? else { break };
             // Neither the end nor garbage names mappings.
             let Some(Answer::ToEnd(numbers)) = Answer::from_packet(&packet.bytes) else { return None };
             all.extend(numbers);

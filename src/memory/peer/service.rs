@@ -6,9 +6,9 @@
 //!
 //! It listens in two places. One is a random name in no file system, which only tokens tell, so that a process that shares
 //! leaves no file behind, however it ends. The other is a file in a directory where neighbours look for each other
-//! (`place.rs`). Whoever connects is served in the same way.
+//! (`place.rs`). Whoever connects is served in the same way, but asks only for what that place is there for.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use log::debug;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, read};
 
-use super::connection::Connection;
+use super::connection::{Connection, Entrance};
 use super::owner;
 use super::place::{Listening, membership};
 use super::socket::{self, Contact};
@@ -91,6 +91,19 @@ fn spare() -> io::Result<OwnedFd> {
     wakeup()?.try_clone()
 }
 
+fn readable(descriptor: &OwnedFd) -> PollFd<'_> {
+    PollFd::new(descriptor, PollFlags::IN)
+}
+
+/// Waits, and returns for each descriptor whether it is ready.
+fn poll_all(mut polled: Vec<PollFd<'_>>, wait: Option<Duration>) -> rustix::io::Result<Vec<bool>> {
+    match poll(&mut polled, wait.map(socket::timespec).as_ref()) {
+        Ok(_) | Err(Errno::INTR) => {}
+        Err(error) => return Err(error),
+    }
+    Ok(polled.iter().map(|polled| !polled.revents().is_empty()).collect())
+}
+
 /// What only the thread uses.
 #[derive(Debug)]
 struct PeerThread {
@@ -125,11 +138,12 @@ impl PeerThread {
         self.spare = self.spare.take().or_else(|| spare().ok());
         let listeners: Vec<_> = self.listeners().collect();
         let is_behind = !self.notify();
-        let waited_for = iter::once(self.wakeup.as_fd())
-            .chain(listeners.iter().map(|listener| listener.as_fd()))
-            .chain(processes.iter().map(|(_, pidfd)| pidfd.as_fd()))
-            .chain(channels.iter().flat_map(|channel| [channel.socket.as_fd(), channel.pidfd.as_fd()]));
-        let ready = self.poll(waited_for, self.wait(is_behind))?;
+        let waited_for = iter::once(readable(self.wakeup))
+            .chain(listeners.iter().map(|(_, listener)| readable(listener)))
+            .chain(processes.iter().map(|(_, pidfd)| readable(pidfd)))
+            .chain(channels.iter().flat_map(|channel| [channel.polled(), readable(&channel.pidfd)]))
+            .chain(self.connections.iter().map(Connection::polled));
+        let ready = poll_all(waited_for.collect(), self.wait(is_behind))?;
         let mut ready = ready.into_iter();
         let mut is_ready = || ready.next().unwrap_or(false);
         if is_ready() {
@@ -147,7 +161,7 @@ impl PeerThread {
             }
         }
         self.connections.retain_mut(|connection| connection.go_on(is_ready(), &ended));
-        connecting.into_iter().for_each(|listener| self.accept(listener));
+        connecting.into_iter().for_each(|(entrance, listener)| self.accept(*entrance, listener));
         if let Some(Err(error)) = membership().map(Listening::stay_to_be_found) {
             debug!(target: MEMORY, "neighbours do not find this process any more: {error}");
         }
@@ -159,8 +173,9 @@ impl PeerThread {
     }
 
     /// Returns what it listens on; nothing while the only descriptor to spare is in use.
-    fn listeners(&self) -> impl Iterator<Item = Arc<OwnedFd>> {
-        let all = [Some(Arc::clone(&self.listener)), membership().map(Listening::socket)];
+    fn listeners(&self) -> impl Iterator<Item = (Entrance, Arc<OwnedFd>)> {
+        let of_neighbours = membership().map(|membership| (Entrance::Folder, membership.socket()));
+        let all = [Some((Entrance::Name, Arc::clone(&self.listener))), of_neighbours];
         all.into_iter().flatten().filter(|_| self.spare.is_some())
     }
 
@@ -185,40 +200,24 @@ impl PeerThread {
         [self.pause, deadline, retry, is_late.then_some(RETRY_MOST), look].into_iter().flatten().min()
     }
 
-    /// Waits, and returns for each descriptor, and then for each connection, whether it is ready.
-    fn poll<'a>(
-        &'a self,
-        waited_for: impl Iterator<Item = BorrowedFd<'a>>,
-        wait: Option<Duration>,
-    ) -> rustix::io::Result<Vec<bool>> {
-        let readable = |descriptor| PollFd::from_borrowed_fd(descriptor, PollFlags::IN);
-        let mut polled: Vec<_> = waited_for.map(readable).collect();
-        polled.extend(self.connections.iter().map(Connection::polled));
-        match poll(&mut polled, wait.map(socket::timespec).as_ref()) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return Err(error),
-        }
-        Ok(polled.iter().map(|polled| !polled.revents().is_empty()).collect())
-    }
-
     /// Accepts connecting processes, and answers what they have asked by now, which is nearly always all. If there are too many
     /// strangers, those accepted first are disconnected.
-    fn accept(&mut self, listener: &OwnedFd) {
+    fn accept(&mut self, entrance: Entrance, listener: &OwnedFd) {
         for _ in 0..MANY {
             match Contact::accepted(listener) {
-                Ok(Some(contact)) => self.add(contact),
+                Ok(Some(contact)) => self.add(contact, entrance),
                 Ok(None) => return,
                 Err(error) => {
                     debug!(target: MEMORY, "other processes: one that connects could not be accepted: {error}");
-                    return self.accept_without_descriptors(listener);
+                    return self.accept_without_descriptors(entrance, listener);
                 }
             }
         }
     }
 
-    fn add(&mut self, contact: Contact) {
+    fn add(&mut self, contact: Contact, entrance: Entrance) {
         if self.connections.len() < CONNECTIONS_MOST
-            && let Some(mut connection) = Connection::new(contact)
+            && let Some(mut connection) = Connection::new(contact, entrance)
             && connection.go_on(true, &[])
         {
             self.connections.push(connection);
@@ -228,10 +227,10 @@ impl PeerThread {
 
     /// Accepts one where most likely no descriptor is left, by the one to spare. It has to ask at once, as have all strangers,
     /// and the next one is accepted when it is gone.
-    fn accept_without_descriptors(&mut self, listener: &OwnedFd) {
+    fn accept_without_descriptors(&mut self, entrance: Entrance, listener: &OwnedFd) {
         self.spare = None;
         match Contact::accepted(listener) {
-            Ok(Some(contact)) => self.add(contact),
+            Ok(Some(contact)) => self.add(contact, entrance),
             // The listener stays ready, so the next look would come at once.
             _ => thread::sleep(RETRY),
         }
@@ -239,14 +238,19 @@ impl PeerThread {
         strangers.filter(|connection| connection.is_of_a_stranger()).for_each(|stranger| stranger.hurry(soon));
     }
 
-    /// Disconnects the strangers that were accepted first, until at most so many are left.
+    /// Disconnects strangers until at most so many are left: those that were accepted first of those that wait for memory, if
+    /// these are more than half of that, and else of the others. So who asks nothing takes no place of one that waits, nor
+    /// do those that wait keep everybody else out.
     fn end_strangers(&mut self, most: usize) {
-        let strangers = self.connections.iter().filter(|connection| connection.is_of_a_stranger()).count();
-        let mut gone = strangers.saturating_sub(most);
-        self.connections.retain(|connection| {
-            let goes = gone > 0 && connection.is_of_a_stranger();
-            gone -= usize::from(goes);
-            !goes
-        });
+        loop {
+            let strangers = (0..self.connections.len()).filter(|at| self.connections[*at].is_of_a_stranger());
+            let (waiting, others): (Vec<_>, Vec<_>) =
+                strangers.partition(|at| self.connections[*at].is_answered_elsewhere());
+            if waiting.len() + others.len() <= most {
+                return;
+            }
+            let first = if waiting.len() > most / 2 { waiting.first() } else { others.first() };
+            first.map(|first| self.connections.remove(*first));
+        }
     }
 }

@@ -4,7 +4,7 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, fchmod};
@@ -143,9 +143,16 @@ pub(super) fn has_ended(process: i32) -> bool {
     }
 }
 
-/// Returns whether a descriptor is ready to be read, or becomes so within a time.
+/// Returns whether a descriptor is ready to be read, or becomes so within a time, whatever signals come.
 pub(super) fn is_ready(descriptor: impl AsFd, within: Duration) -> bool {
-    poll(&mut [PollFd::new(&descriptor, PollFlags::IN)], Some(&timespec(within))).is_ok_and(|ready| ready > 0)
+    let begun = Instant::now();
+    loop {
+        let left = timespec(within.saturating_sub(begun.elapsed()));
+        match poll(&mut [PollFd::new(&descriptor, PollFlags::IN)], Some(&left)) {
+            Err(Errno::INTR) => {}
+            outcome => return outcome.is_ok_and(|ready| ready > 0),
+        }
+    }
 }
 
 /// Returns a duration as `poll` takes it.

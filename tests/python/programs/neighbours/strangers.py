@@ -2,6 +2,7 @@
 
 import os
 import resource
+import signal
 import socket
 import struct
 import subprocess
@@ -10,12 +11,15 @@ import threading
 from pathlib import Path
 
 import gpupool
+from errors import raised
 from messages import (
     FREE,
     GIVEN,
     HEAD,
+    HOLD,
     OFFERED,
     answer,
+    block_question,
     give,
     held,
     kind_of,
@@ -28,7 +32,8 @@ from messages import (
     told,
 )
 from neighbour_work import cache, reserved
-from other_process import MIB, attach, content, other_process
+from other_process import MIB, address_of, attach, content, other_process
+from waiting import wait_until
 
 ALL = tell()
 # That of the simulated device.
@@ -57,6 +62,10 @@ def a_neighbour_is_served() -> None:
 
 def take(kept: dict, nbytes: int) -> None:
     kept["buffer"] = gpupool.empty(nbytes)
+
+
+def number_of_block(token: bytes) -> int:
+    return struct.unpack_from("<Q", token, 68)[0]
 
 
 def rubbish() -> None:
@@ -153,6 +162,47 @@ def those_that_wait_for_memory_keep_few_descriptors() -> None:
     a_neighbour_is_served()
 
 
+def those_that_ask_nothing_take_no_place_of_one_that_waits_for_memory() -> None:
+    # An eighth of them is for processes that hold no block.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    gpupool.set_neighbour()
+    stream = gpupool.Stream()
+    used = gpupool.empty(8 * MIB, stream)
+    number = gpupool._native.host_submit(stream)
+    used.free()
+    with connected() as waiting:
+        waiting.send(give(FREE, DEVICE, 8 * MIB, 10_000))
+        silent = [connected() for _ in range(80)]
+        # Those that came first made room.
+        assert silent[0].recv(100) == b""
+        gpupool._native.host_complete(stream, number)
+        assert waiting.recv(100) == answer(GIVEN, numbers(8 * MIB))
+    for connection in silent:
+        connection.close()
+    a_neighbour_is_served()
+
+
+def who_cannot_enter_the_folder_is_no_neighbour() -> None:
+    gpupool.set_neighbour()
+    buffer = gpupool.empty(MIB)
+    token = buffer.share()
+    cache({}, 24 * MIB)
+    # The name by which memory is attached can be seen by processes that the folder is closed to.
+    for asked in (ALL, give(FREE, DEVICE, 24 * MIB, 1)):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            connection.connect(address_of(token))
+            connection.settimeout(40)
+            connection.send(asked)
+            assert connection.recv(8192) == b"", "one that is no neighbour was answered"
+    # Nor does a neighbour attach memory there.
+    key = bytes(token)
+    with connected() as connection:
+        connection.send(block_question(key[52:68], number_of_block(key), HOLD, 0))
+        assert connection.recv(8192) == b"", "a neighbour was given a block"
+    gpupool.empty_cache()
+    a_neighbour_is_served()
+
+
 def many_that_are_silent() -> None:
     gpupool.set_neighbour()
     silent = [connected() for _ in range(200)]
@@ -193,6 +243,41 @@ class Stranger(threading.Thread):
             self.asked = connection.recv(100)
             if self._answer is not None:
                 connection.send(self._answer)
+
+
+class Interrupting(Stranger):
+    """A neighbour that has 8 MiB, and gives them once a signal has come while they are waited for."""
+
+    def run(self) -> None:
+        here = held(DEVICE, (8 * MIB, 0, 8 * MIB, 0, 8 * MIB, 0, 0, 0, 0), None, 0, None)
+        for _ in range(2):
+            connection, _ = self._listener.accept()
+            with connection:
+                if connection.recv(100) == ALL:
+                    connection.send(told(7, "stranger", [here], []))
+                    continue
+                wait_until(is_main_thread_waiting, "it waits for the answer")
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+                wait_until(is_main_thread_waiting, "it waits again")
+                # Who waits no more has disconnected it.
+                connection.send(answer(GIVEN, numbers(8 * MIB)))
+        self._listener.close()
+
+
+def is_main_thread_waiting() -> bool:
+    return Path("/proc/self/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+
+def a_signal_does_not_end_the_wait_for_a_neighbour() -> None:
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    gpupool.set_neighbour()
+    kept = gpupool.empty(60 * MIB)
+    stranger = Interrupting(None)
+    stranger.start()
+    raised(gpupool.OutOfMemory, lambda: gpupool.empty(8 * MIB))
+    stranger.join()
+    assert gpupool.memory_stats().received_bytes == 8 * MIB
+    kept.free()
 
 
 def what_is_told_wrongly_is_not_listed() -> None:

@@ -438,6 +438,65 @@ def owners_that_lie_harm_nobody() -> None:
     others_are_served(token)
 
 
+# Shares a block under a name, as far as a process needs to attach it, and then names mappings to end without an end.
+FLOOD = """
+import os, socket, sys, threading
+from messages import CHANNEL, DESCRIBE, DESCRIBED, EXTENTS, GIVEN_EXTENTS, HEAD, HELD, HOLD, IS_CHANNEL, TO_END
+from messages import answer, number, numbers, text
+name, device, nbytes = sys.argv[1].encode(), bytes.fromhex(sys.argv[2]), int(sys.argv[3])
+extent = os.memfd_create("extent")
+os.ftruncate(extent, 2 << 20)
+answers = {
+    HOLD: answer(HELD, numbers(0, nbytes, 7, 1, 0), device, text(b"")),
+    DESCRIBE: answer(DESCRIBED, number(1), numbers(1, 2 << 20)),
+    EXTENTS: answer(GIVEN_EXTENTS),
+    CHANNEL: answer(IS_CHANNEL),
+}
+listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+listener.bind(b"\\0" + name)
+listener.listen()
+print("listens", flush=True)
+connections = []
+def flood():
+    ended = answer(TO_END, number(512), numbers(*range(2**40, 2**40 + 512)))
+    while True:
+        connections[-1].send(ended)
+while True:
+    connections.append(listener.accept()[0])
+    what = None
+    while what not in (EXTENTS, CHANNEL):
+        what = connections[-1].recv(100)[len(HEAD) + 18]
+        socket.send_fds(connections[-1], [answers[what]], [extent] if what == EXTENTS else [])
+    if what == CHANNEL:
+        for _ in range(3):
+            threading.Thread(target=flood, daemon=True).start()
+"""
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as sizes:
+        return int(sizes.read().split()[1]) * resource.getpagesize()
+
+
+def an_owner_that_names_mappings_without_an_end_delays_no_other() -> None:
+    _buffer, token = shared()
+    false = changed(token, NAME, secrets.token_bytes(16))
+    command = [sys.executable, "-c", FLOOD, address_of(false)[1:].decode(), bytes(token)[DEVICE:].hex(), str(MIB)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as flood:
+        assert flood.stdout is not None
+        assert flood.stdout.readline() == b"listens\n"
+        attached = gpupool.attach(false)
+        others_are_served(token)
+        before = resident_bytes()
+        for _ in range(3):
+            others_are_served(token)
+        # Nothing is kept for an owner that takes no answers.
+        assert resident_bytes() < before + 4 * MIB
+        flood.kill()
+    attached.free()
+    wait_until(lambda: gpupool.memory_stats().attached_bytes == 0, "what was attached is let go")
+
+
 def another_user() -> None:
     _buffer, token = shared()
     child = os.fork()
