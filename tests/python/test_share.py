@@ -79,6 +79,7 @@ def test_work_of_both_sides_comes_in_order(case):
         "tokens_that_say_more_than_is_there",
         "nothing_is_left_in_the_file_system",
         "owners_that_lie_harm_nobody",
+        "an_owner_that_tells_of_more_than_it_names_is_asked_no_more",
         "an_owner_that_names_mappings_without_an_end_delays_no_other",
         pytest.param(
             "another_user", marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")

@@ -158,6 +158,7 @@ impl Attaching {
             let (Answer::Events(names), descriptors) = self.link.ask(BlockQuestion::Events { from })? else {
                 return Err(unknown());
             };
+            check_part(names.len() / EVENT_NAME, DESCRIPTORS, held.events - from)?;
             self.wait_for(&names, descriptors?, stream)?;
         }
         let Link { owner, token, .. } = &self.link;
@@ -210,13 +211,10 @@ impl Attaching {
             let (Answer::Described(described), _) = self.link.ask(BlockQuestion::Describe { from })? else {
                 return Err(unknown());
             };
+            check_part(described.len(), DESCRIBED, extents - from)?;
             all.extend(extents_in(&described));
         }
-        if all.len() as u64 == extents {
-            Ok(all)
-        } else {
-            Err(Error::internal("a process that shares memory describes other extents than it has"))
-        }
+        Ok(all)
     }
 
     /// Imports the extents that are missing.
@@ -244,6 +242,16 @@ impl Attaching {
                 imported[*at] = Some(ImportedExtent::new(owner, number, self.memory.location, descriptor.as_fd())?);
             }
         }
+    }
+}
+
+/// Refuses a part of a list that is not as long as it could be, of which so many are left: its owner would be asked for
+/// millions of others.
+fn check_part(part: usize, most: usize, left: u64) -> Result<()> {
+    if part as u64 == left.min(most as u64) {
+        Ok(())
+    } else {
+        Err(Error::internal("a process that shares memory describes other extents or events than it has"))
     }
 }
 

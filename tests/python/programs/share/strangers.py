@@ -438,6 +438,38 @@ def owners_that_lie_harm_nobody() -> None:
     others_are_served(token)
 
 
+class Boaster(Liar):
+    """Tells of as many events and extents as there may be, and names none of them."""
+
+    def __init__(self, events: int, extents: int, token: gpupool.typing.ShareToken) -> None:
+        super().__init__(random.Random(events), token)
+        self._place = numbers(0, MIB, 1, extents, events)
+        self.asked = 0
+
+    def _lie(self, asked: bytes) -> tuple[bytes | None, int]:
+        self.asked += 1
+        # Whoever asks on and on is to end some time.
+        if self.asked > 1000:
+            return b"", 0
+        right = {
+            HOLD: answer(HELD, self._place, self._device, text(b"")),
+            DESCRIBE: answer(DESCRIBED, number(0)),
+            EVENTS: answer(GIVEN_EVENTS, text(b"")),
+        }
+        return right.get(asked[len(HEAD) + 18]), 0
+
+
+def an_owner_that_tells_of_more_than_it_names_is_asked_no_more() -> None:
+    _buffer, token = shared()
+    for events, extents in ((2**24, 1), (0, 2**24)):
+        boaster = Boaster(events, extents, token)
+        boaster.start()
+        raised(gpupool.InternalError, lambda boaster=boaster: gpupool.attach(boaster.token))
+        # The first of each, and that nothing is held.
+        assert boaster.asked <= 3, boaster.asked
+    others_are_served(token)
+
+
 # Shares a block under a name, as far as a process needs to attach it, and then names mappings to end without an end.
 FLOOD = """
 import os, socket, sys, threading
