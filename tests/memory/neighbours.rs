@@ -86,6 +86,7 @@ fn be_one(number: &str) {
     match number {
         "holder" => return hold(),
         "taker" => return take(),
+        _ if let Some(call) = GIVING.iter().find(|call| number == format!("{call:?}")) => return give_slowly(*call),
         _ => println!("ready: {number}"),
     }
     wait_for_go();
@@ -116,6 +117,44 @@ fn hold() {
     range.commit(&[0], &stream, CommitOptions::default()).unwrap();
     println!("knows: {:?}", told.lock().unwrap());
     wait_for_go();
+}
+
+/// What the driver does while memory is given: of free memory, and of a pool that was offered.
+const GIVING: [Call; 4] = [Call::MemoryUnmap, Call::ExtentRelease, Call::StreamQuery, Call::CopyToHost];
+
+/// Has free memory, and a pool that sleeps for others; a call of the driver's that gives them back ends when it is told to.
+fn give_slowly(call: Call) {
+    let (pool, stream) = (MemPool::builder().device(device(0)).sleeps_for_others(true).build().unwrap(), stream(0));
+    let kept = pool.empty(24 * MIB, &stream).unwrap();
+    drop(empty(24 * MIB, &stream).unwrap());
+    before_call(call, 0, || {
+        println!("ready: it gives");
+        wait_for_go();
+    });
+    println!("ready: it has both");
+    loop {
+        thread::park();
+        let _ = &kept;
+    }
+}
+
+#[test]
+fn who_gives_memory_answers_the_others_meanwhile() {
+    for call in GIVING {
+        let folder = meeting_place();
+        let [mut giver, mut taker, mut watcher] =
+            [format!("{call:?}"), "taker".to_owned(), "watcher".to_owned()].map(|role| Process::start(role, &folder));
+        for process in [&mut giver, &mut taker, &mut watcher] {
+            process.read("ready: ");
+        }
+        taker.input.write_all(b"go\n").unwrap();
+        assert_eq!(giver.read("ready: "), "it gives");
+        assert_eq!(watcher.ask(), "3", "{call:?}");
+        giver.input.write_all(b"go\n").unwrap();
+        taker.read("knows: ");
+        drop((giver, taker, watcher));
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 }
 
 /// Takes nearly all memory, when it is to go, and gives it back.
