@@ -12,7 +12,7 @@ use super::codec::{Answer, Message, Question};
 use super::giving;
 use super::sharing::{Borrower, let_go};
 use super::socket::{self, Contact};
-use crate::memory::tuning::PATIENCE;
+use crate::memory::tuning::{PATIENCE, RETRY_MOST};
 
 /// An answer that waits for room.
 #[derive(Debug)]
@@ -48,27 +48,38 @@ pub(super) enum Entrance {
     Folder,
 }
 
+/// How long a connection may stay.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Stay {
+    /// As long as the process has held something by it.
+    WhileKnown,
+    /// For what is asked at once, as it has the descriptor to spare: what the process holds is told from its end.
+    Shortly,
+}
+
 #[derive(Debug)]
 pub(super) struct Connection {
     entrance: Entrance,
+    stay: Stay,
     /// Another thread knows it while that is to answer.
     socket: Arc<OwnedFd>,
     /// What the process has of this one's memory by this connection.
     pub(super) borrower: Borrower,
     reply: Option<Reply>,
-    /// When it is disconnected, if it has shown no token or a reply waits for room.
+    /// When it is disconnected, if it has shown no token, a reply waits for room, or it stays shortly.
     until: Instant,
 }
 
 impl Connection {
     /// Makes one for a process that has connected, if it is this user's.
-    pub(super) fn new(Contact { socket, peer }: Contact, entrance: Entrance) -> Option<Self> {
+    pub(super) fn new(Contact { socket, peer }: Contact, entrance: Entrance, stay: Stay) -> Option<Self> {
         peer.is_of_own_user().then(|| Self {
             entrance,
+            stay,
             socket: Arc::new(socket),
             borrower: Borrower::new(peer.process),
             reply: None,
-            until: Instant::now() + PATIENCE,
+            until: Instant::now() + if stay == Stay::Shortly { RETRY_MOST } else { PATIENCE },
         })
     }
 
@@ -89,7 +100,7 @@ impl Connection {
 
     /// Returns when it is to go on at the latest.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        let is_limited = self.is_of_a_stranger() || self.is_answering();
+        let is_limited = self.is_of_a_stranger() || self.is_answering() || self.stay == Stay::Shortly;
         (is_limited && !self.is_answered_elsewhere()).then_some(self.until)
     }
 
@@ -145,7 +156,7 @@ impl Connection {
         };
         match handled {
             Handled::Reply(reply) => {
-                if !self.is_of_a_stranger() {
+                if !self.is_of_a_stranger() && self.stay == Stay::WhileKnown {
                     self.until = Instant::now() + PATIENCE / 2;
                 }
                 self.reply = Some(reply);

@@ -18,7 +18,7 @@ use log::debug;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, read};
 
-use super::connection::{Connection, Entrance};
+use super::connection::{Connection, Entrance, Stay};
 use super::owner;
 use super::place::{Listening, membership};
 use super::socket::{self, Contact};
@@ -205,7 +205,7 @@ impl PeerThread {
     fn accept(&mut self, entrance: Entrance, listener: &OwnedFd) {
         for _ in 0..MANY {
             match Contact::accepted(listener) {
-                Ok(Some(contact)) => self.add(contact, entrance),
+                Ok(Some(contact)) => self.add(contact, entrance, Stay::WhileKnown),
                 Ok(None) => return,
                 Err(error) => {
                     debug!(target: MEMORY, "other processes: one that connects could not be accepted: {error}");
@@ -215,9 +215,9 @@ impl PeerThread {
         }
     }
 
-    fn add(&mut self, contact: Contact, entrance: Entrance) {
+    fn add(&mut self, contact: Contact, entrance: Entrance, stay: Stay) {
         if self.connections.len() < CONNECTIONS_MOST
-            && let Some(mut connection) = Connection::new(contact, entrance)
+            && let Some(mut connection) = Connection::new(contact, entrance, stay)
             && connection.go_on(true, &[])
         {
             self.connections.push(connection);
@@ -230,7 +230,7 @@ impl PeerThread {
     fn accept_without_descriptors(&mut self, entrance: Entrance, listener: &OwnedFd) {
         self.spare = None;
         match Contact::accepted(listener) {
-            Ok(Some(contact)) => self.add(contact, entrance),
+            Ok(Some(contact)) => self.add(contact, entrance, Stay::Shortly),
             // The listener stays ready, so the next look would come at once.
             _ => thread::sleep(RETRY),
         }

@@ -16,8 +16,10 @@ from messages import (
     FREE,
     GIVEN,
     HEAD,
+    HELD,
     HOLD,
     OFFERED,
+    TOLD,
     answer,
     block_question,
     give,
@@ -201,6 +203,41 @@ def who_cannot_enter_the_folder_is_no_neighbour() -> None:
         assert connection.recv(8192) == b"", "a neighbour was given a block"
     gpupool.empty_cache()
     a_neighbour_is_served()
+
+
+def share_one(kept: dict) -> bytes:
+    gpupool.set_neighbour()
+    kept["shared"] = gpupool.empty(MIB)
+    return bytes(kept["shared"].share())
+
+
+def open_files(kept: dict) -> int:
+    return len(os.listdir("/proc/self/fd")) - 1
+
+
+def one_that_holds_a_block_does_not_keep_the_last_descriptor() -> None:
+    with other_process() as owner:
+        token = owner.call(share_one)
+        holding = []
+
+        def hold() -> None:
+            holding.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            holding[-1].connect(address_of(token))
+            holding[-1].settimeout(40)
+            holding[-1].send(block_question(token[52:68], number_of_block(token), HOLD, 0))
+            assert kind_of(holding[-1].recv(8192)) == HELD
+
+        hold()
+        limits = resource.prlimit(owner.process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(owner.process.pid, resource.RLIMIT_NOFILE, (owner.call(open_files), limits[1]))
+        # By the descriptor to spare.
+        hold()
+        with connected() as neighbour:
+            neighbour.send(ALL)
+            assert kind_of(neighbour.recv(8192)) == TOLD
+        resource.prlimit(owner.process.pid, resource.RLIMIT_NOFILE, limits)
+        for connection in holding:
+            connection.close()
 
 
 def many_that_are_silent() -> None:
