@@ -298,7 +298,8 @@ pub(crate) fn interruptible<T: Send>(
     py: Python<'_>,
     run: impl FnOnce(Interruption<'_>) -> Result<T> + Send,
 ) -> PyResult<T> {
-    if !is_main_thread(py)? {
+    // Not once the interpreter has ended the modules that tell: no signal's handler is called any more.
+    if !is_main_thread(py).unwrap_or(false) {
         return Ok(py.detach(|| run(Interruption::default()))?);
     }
     asking(py, |py, ()| py.check_signals(), |may_go_on| run(Interruption::when(&mut || !may_go_on(()))))

@@ -1313,7 +1313,7 @@ void round(std::uint64_t round_seed, int threads) {
   if (api->trim_handles(GPUPOOL_SIMULATED, -1, nullptr) || api->handle_stats(GPUPOOL_SIMULATED, -1, &handles))
     fail("handles are not trimmed");
   // Those of the thread itself stay.
-  if (handles.leased || handles.idle || handles.retired || handles.created != handles.destroyed + handles.held ||
+  if (handles.leased || handles.idle || handles.discarded || handles.created != handles.destroyed + handles.held ||
       handles.held > (threads == 1 ? DEVICES : 0))
     fail("of %llu handles %llu are destroyed, %llu held and %llu leased at the end",
          static_cast<unsigned long long>(handles.created), static_cast<unsigned long long>(handles.destroyed),
