@@ -182,7 +182,7 @@ fuzz-c: .venv/library ## for FUZZ_SECONDS random calls of gpupool.h's functions,
 	bash tests/fuzz/c_table.sh build/fuzz-c $(FUZZ_SECONDS)
 
 .PHONY: lint
-lint: .venv/built .venv/frameworks .venv/lint ## formatting, clippy, ruff, the stubs against the module, the layout, and CI's workflows
+lint: .venv/built .venv/clusters .venv/lint ## formatting, clippy, ruff, the stubs against the module, the layout, and CI's workflows
 	cargo fmt --check
 	cargo fmt --check --manifest-path tests/user_crate/Cargo.toml
 	cargo fmt --check --manifest-path crates/cuda-core/Cargo.toml
