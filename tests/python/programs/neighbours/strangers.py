@@ -35,6 +35,7 @@ from messages import (
 )
 from neighbour_work import cache, reserved
 from other_process import MIB, address_of, attach, content, other_process
+from sandbox import limit_descriptors
 from waiting import wait_until
 
 ALL = tell()
@@ -64,6 +65,14 @@ def a_neighbour_is_served() -> None:
 
 def take(kept: dict, nbytes: int) -> None:
     kept["buffer"] = gpupool.empty(nbytes)
+
+
+def free_while_in_use(nbytes: int, stream: gpupool.Stream) -> int:
+    """Free memory that work on the stream uses, and return the work's number."""
+    used = gpupool.empty(nbytes, stream)
+    work = gpupool._native.host_submit(stream)
+    used.free()
+    return work
 
 
 def number_of_block(token: bytes) -> int:
@@ -121,9 +130,7 @@ def what_is_shared_is_handed_out_while_memory_is_given() -> None:
     shared, stream = gpupool.empty(2 * MIB), gpupool.Stream()
     shared.fill(1)
     token = shared.share()
-    used = gpupool.empty(8 * MIB, stream)
-    number = gpupool._native.host_submit(stream)
-    used.free()
+    number = free_while_in_use(8 * MIB, stream)
     with other_process() as other, connected() as connection:
         # What is free is in use until the work is done, which is waited for.
         connection.send(give(FREE, DEVICE, 8 * MIB, 10_000))
@@ -141,12 +148,10 @@ def what_is_shared_is_handed_out_while_memory_is_given() -> None:
 
 def those_that_wait_for_memory_keep_few_descriptors() -> None:
     # An eighth of them is for processes that hold no block.
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    limit_descriptors(256)
     gpupool.set_neighbour()
     stream = gpupool.Stream()
-    used = gpupool.empty(8 * MIB, stream)
-    number = gpupool._native.host_submit(stream)
-    used.free()
+    number = free_while_in_use(8 * MIB, stream)
     asked = give(FREE, DEVICE, 8 * MIB, 10_000)
     before = len(os.listdir("/proc/self/fd"))
     waiting = []
@@ -166,12 +171,10 @@ def those_that_wait_for_memory_keep_few_descriptors() -> None:
 
 def those_that_ask_nothing_take_no_place_of_one_that_waits_for_memory() -> None:
     # An eighth of them is for processes that hold no block.
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    limit_descriptors(256)
     gpupool.set_neighbour()
     stream = gpupool.Stream()
-    used = gpupool.empty(8 * MIB, stream)
-    number = gpupool._native.host_submit(stream)
-    used.free()
+    number = free_while_in_use(8 * MIB, stream)
     with connected() as waiting:
         waiting.send(give(FREE, DEVICE, 8 * MIB, 10_000))
         silent = [connected() for _ in range(80)]
