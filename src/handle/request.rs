@@ -123,11 +123,11 @@ impl DevicePool {
             Turn::Room => None,
             Turn::Handle(pooled) => {
                 let unready = Unready(&pooled);
-                if self.order(runtime, &pooled, stream)? {
-                    mem::forget(unready);
+                let is_in_order = self.order(runtime, &pooled, stream)?;
+                mem::forget(unready);
+                if is_in_order {
                     make_ready(pooled, stream)?
                 } else {
-                    mem::forget(unready);
                     // Another one, which need not wait.
                     self.put_back(&pooled);
                     if !self.queue.make_room() {

@@ -177,8 +177,7 @@ impl VendorApi {
         let VersionCall::OfHandle(name) = *call else { return None };
         let mut number = 0;
         // SAFETY: it is the prototype of that symbol in the vendor's headers, the handle is live, only the caller knows
-        // it, and
-        // `number` is a valid place for an int.
+        // it, and `number` is a valid place for an int.
         let status = unsafe { self.loaded.function::<GetNumberFn>(name)?(new.as_ptr(), &mut number) };
         let number = number.unsigned_abs();
         (status == 0).then_some((number / 100_000, number % 100_000 / 100, number % 100))
