@@ -129,7 +129,7 @@ fn list(device: Device, has_pools: bool) -> Result<Vec<Neighbour>> {
         process: std::process::id(),
         name: name(),
         held: held_of(device, u64::MAX).into_iter().collect(),
-        pools: pools_of(device),
+        pools: if has_pools { pools_of(device) } else { Vec::new() },
     });
     let on_device = |(told, is_self): (&Told, bool)| {
         let held = told.held.iter().find(|held| held.device == uuid)?;
