@@ -209,7 +209,7 @@ docs: .venv/built .venv/docs ## site: the guide as web pages; a broken link, a n
 	$(BIN)/python -m pytest --quiet $(if $(SKIPS),--skips $(SKIPS)) tests/site
 
 .PHONY: figures
-figures: .venv/built ## the figures, tables, programs and outputs in README.md and docs, anew; and the list of files that they are from
+figures: .venv/built ## the figures, tables and outputs in README.md and docs, anew; and the list of files that they are from
 	$(BIN)/python benches/parts.py
 	$(BIN)/python benches/provenance.py
 

@@ -1,8 +1,12 @@
-"""Claims: figures in the text of the README and the pages, each computed from a file of benches/results.
+"""Claims: the figures in the README and the pages, each computed from a file of benches/results.
 
-A page has the number alone. What it is stands in claims.toml, an entry each: the ``page``, the ``words`` around the
-number, which are on the page once, with ``{}`` in its place and ``{*}`` in that of other figures, the ``file``, the
-``field`` and the ``format``.
+In a page's text the number stands alone. What it is stands in claims.toml, an entry each: the ``page``, the ``words``
+around the number, which are on the page once, with ``{}`` in its place and ``{*}`` in that of other figures, the
+``file``, the ``field`` and the ``format``.
+
+A table of figures is written whole: tables.toml has its ``head``, and its ``rows`` and ``columns`` by their titles. A
+cell is FILE: FIELD as FORMAT, which its row and its column say together: one of them has the place, ``{}``, for what
+the other one adds. It is empty where nothing was measured.
 
 FILE has one JSON object, or one a line; with a ``*`` it is all files so named, as of several runs. A field is
 
@@ -15,12 +19,13 @@ file of text FIELD is a regex in quotes, whose first group is the figure; a seco
 in.
 
 The format is one of Python's, such as ``.3f``, and words that say what becomes of several figures: ``median``,
-``min``, ``max``, or how far they are apart, ``spread``; else it is their range. ``*NUMBER`` multiplies them, and
-``more`` has them in percent above one.
+``min``, ``max``, ``sum``, or how far they are apart, ``spread``; else it is their range. ``*NUMBER`` multiplies them,
+and ``more`` has them in percent above one.
 
 `make figures` writes each figure anew. A test fails where one is not what its file says.
 """
 
+import functools
 import glob
 import json
 import re
@@ -33,6 +38,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benches/results"
 CLAIMS = ROOT / "benches/claims.toml"
+TABLES = ROOT / "benches/tables.toml"
 # A figure, or a range of them.
 _ONE = r"-?\d(?:[\d.,]*\d)?"
 _NUMBER = f"{_ONE}(?: to {_ONE})?"
@@ -40,6 +46,7 @@ _REDUCED = {
     "median": statistics.median,
     "min": min,
     "max": max,
+    "sum": sum,
     "spread": lambda values: max(values) - min(values),
 }
 
@@ -166,3 +173,37 @@ def filled(page: str, claims: list[dict[str, str]]) -> str:
         begin, end = found[0].span(1)
         page = page[:begin] + figure(claim["file"], claim["field"], claim["format"]) + page[end:]
     return page
+
+
+@functools.cache
+def tables() -> dict[str, dict[str, Any]]:
+    """Return the description of each table, by its name."""
+    return tomllib.loads(TABLES.read_text())
+
+
+def _cell(row: str, column: str) -> tuple[str, str, str]:
+    """Return the file, the field and the format of a cell."""
+    whole = row.replace("{}", column) if "{}" in row else column.replace("{}", row)
+    (file, _, asked), format = whole.rpartition(" as ")[0].partition(": "), whole.rpartition(" as ")[2]
+    return file, asked, format
+
+
+def table(name: str) -> str:
+    """Return a table of figures as Markdown."""
+    made = tables()[name]
+
+    def text(row: str, column: str) -> str:
+        file, asked, format = _cell(row, column)
+        return figure(file, asked, format) if _values(file, asked) else ""
+
+    rows = [[made["head"], *made["columns"]], ["---", *["---:"] * len(made["columns"])]]
+    rows += [
+        [title, *(text(row, column) for column in made["columns"].values())] for title, row in made["rows"].items()
+    ]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def files_of_table(name: str) -> list[str]:
+    """Return the files of results that a table has figures of."""
+    made = tables()[name]
+    return sorted({_cell(row, column)[0] for row in made["rows"].values() for column in made["columns"].values()})

@@ -119,10 +119,15 @@ def of(file: str) -> dict[str, Any]:
     return found
 
 
-def line(file: str) -> str:
-    """Return what a page says below the figures of a file."""
+def told(file: str) -> str:
+    """Return what a page says below the figures of a file: when, where and of which commit they were measured."""
     known = of(file)
-    return f"`benches/results/{file}`: {known['date']}, {known['machine']}, commit {known['commit']}"
+    return f"{known['date']}, {known['machine']}, commit {known['commit']}"
+
+
+def line(file: str) -> str:
+    """Return the same with the file."""
+    return f"`benches/results/{file}`: {told(file)}"
 
 
 @functools.cache

@@ -1,6 +1,5 @@
 """What pages show on the site in place of links, which stand between ``<!-- KIND: NAME -->`` and ``<!-- /KIND -->``.
 
-- `file: PATH`: another page that is Markdown, from the repository's root
 - `notebook: NAME`: a notebook of examples/, with what its cells print and show, but for its title
 - `picture: NAME`: docs/pictures/NAME.svg as a part of the page, so that it follows its colours
 """
@@ -13,11 +12,6 @@ from typing import Any
 from mkdocs.exceptions import PluginError
 
 ROOT = Path(__file__).parents[2]
-
-
-def file(path: str) -> str:
-    """Return the text of a file of Markdown."""
-    return (ROOT / path).read_text()
 
 
 def notebook(name: str) -> str:
@@ -48,7 +42,7 @@ def picture(name: str) -> str:
     return "\n".join(['<div class="picture">', *lines, "</div>"])
 
 
-MAKERS = {"file": file, "notebook": notebook, "picture": picture}
+MAKERS = {"notebook": notebook, "picture": picture}
 PART = re.compile(rf"^<!-- ({'|'.join(MAKERS)}): ([^\n]+) -->\n.*?^<!-- /\1 -->$", re.MULTILINE | re.DOTALL)
 
 

@@ -5,7 +5,7 @@ section of the reference gets its names in fields of their own, each with a weig
 or in camel case) weighs most, a name that is a word as well little more than a title, and of a name that begins with
 such a word (`memory_stats`) less, so that a question in words finds the guide.
 
-A page of the guide says in its head, as `asked: [leak]`, what people type who look for it, beside its title.
+What people type who look for a page, beside its title, is in `extra.asked` of mkdocs.yml.
 """
 
 import json
@@ -90,10 +90,11 @@ def named(section: dict[str, Any], properties: tuple[str, ...]) -> dict[str, Any
     return {**section, "title": title, "text": first, "whole": text, "boost": boost, **found}
 
 
-def on_page_context(context: Any, page: Any, **_: Any) -> Any:
+def on_page_context(context: Any, page: Any, config: Any, **_: Any) -> Any:
     """Keep what a page is asked for by."""
-    if "asked" in page.meta:
-        ASKED[page.url] = " ".join(page.meta["asked"])
+    asked = config.extra["asked"].get(page.file.src_uri)
+    if asked is not None:
+        ASKED[page.url] = " ".join(asked)
     return context
 
 

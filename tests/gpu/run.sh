@@ -282,10 +282,6 @@ run_all() {
   echo
   "$python" -m gpupool demo
   echo
-  if [ -f "$results/peers.json" ]; then
-    "$python" benches/table.py "$results/peers.json"
-    echo
-  fi
   finish
 }
 

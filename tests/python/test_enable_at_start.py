@@ -13,7 +13,7 @@ import pytest
 
 SOURCES = Path(gpupool.__file__).parents[1]
 # What tells users of the file.
-PAGE = Path(__file__).parents[2] / "docs" / "installing.md"
+PAGE = Path(__file__).parents[2] / "docs" / "take-it-out.md"
 # What a program says of gpupool, and of a module in the place of a framework.
 TELL = "import sys; print('gpupool' in sys.modules, '_gpupool_enable' in sys.modules)"
 USE = "import rmm; import _gpupool_enable as hook, gpupool._run.enabling as done; print(done.enabled, hook.failed)"

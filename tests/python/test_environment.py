@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from forks import Machine, run_bare_program
 
-PAGE = Path(__file__).parents[2] / "docs" / "environment.md"
+PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
 
 # As bytes in the environment need not be text.
 NOT_UTF8 = os.fsdecode(b"\xff\xfe")
@@ -111,7 +111,7 @@ def test_a_path_that_is_no_hips_is_told_with_its_variable(value, tmp_path):
 
 
 def test_every_variable_of_the_page_is_tried_with_garbage():
-    table = PAGE.read_text().split("gpupool also reads variables")[0]
+    table = PAGE.read_text().split("## Environment variables")[1].split("gpupool also reads variables")[0]
     paths = {f"GPUPOOL_{name.upper()}_PATH" for names in LIBRARIES.values() for name in names}
     tried = {
         *paths,

@@ -14,8 +14,6 @@ import parts
 import provenance
 
 CLAIMS = claims.claims()
-# The Python that writes the help of commands: others lay it out in other lines.
-HELP = (3, 11)
 
 
 @pytest.mark.parametrize("page", CLAIMS)
@@ -27,16 +25,12 @@ def test_the_figures_of_a_page_are_those_of_the_results(page):
 @pytest.mark.parametrize("page", parts.PAGES, ids=lambda page: page.name)
 def test_the_parts_of_a_page_are_as_they_are_made(page):
     text = page.read_text()
-    if sys.version_info[:2] != HELP:
-        text = text.replace("<!-- command: ", "<!-- not made: ")
     assert parts.filled(text) == text, "run `make figures`"
 
 
 def test_what_makes_a_part_of_a_page_ends_it():
     for page in parts.PAGES:
-        begun = re.findall(
-            r"^<!-- (table|output|command|file|notebook|program|printed|picture): ", page.read_text(), re.MULTILINE
-        )
+        begun = re.findall(r"^<!-- (table|output|notebook|printed|picture): ", page.read_text(), re.MULTILINE)
         assert begun == re.findall(r"^<!-- /(\w+) -->$", page.read_text(), re.MULTILINE), page
 
 
@@ -108,6 +102,30 @@ def test_a_figure_is_computed_from_its_file(results, file, what, text):
     claim = {"page": "a.md", "words": "It {*} takes {} so", "file": file, "field": field, "format": format}
     page = "It 1 to 2.5 takes\n{} so long, or 7."
     assert claims.filled(page.format("99"), [claim]) == page.format(text)
+
+
+def test_a_table_has_the_figures_that_were_measured(results, tmp_path, monkeypatch):
+    tables = tmp_path / "tables.toml"
+    tables.write_text(
+        """[calls]
+head = "ns"
+columns."ours" = "a.json: ns>call peer=ours {} as .0f"
+columns."nobody's" = "a.json: ns>call peer=nobody {} as .0f"
+rows."the first" = "round=1"
+rows."the second" = "round=2"
+[peers]
+head = "calls"
+columns."median" = "as .1f median"
+rows."all" = "a.json: ns>call {}"
+"""
+    )
+    monkeypatch.setattr(claims, "TABLES", tables)
+    claims.tables.cache_clear()
+    calls = "| ns | ours | nobody's |\n| --- | ---: | ---: |\n| the first | 30 |  |\n| the second | 31 |  |"
+    assert claims.table("calls") == calls
+    assert claims.table("peers").endswith("| all | 45.5 |")
+    assert claims.files_of_table("calls") == ["a.json"]
+    claims.tables.cache_clear()
 
 
 @pytest.mark.parametrize("page", ["It takes so long.", "It takes 1 so long. It takes 2 so long."])

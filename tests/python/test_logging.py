@@ -99,7 +99,7 @@ def test_the_guide_shows_records_as_they_are(tmp_path):
         return re.sub(r"\S*/\S+", "#", guide.shape(line))
 
     shapes = {shape(line) for line in told.splitlines()}
-    shown = re.findall(r"^INFO:gpupool\..+$", (guide.ROOT / "docs/logging.md").read_text(), re.MULTILINE)
+    shown = re.findall(r"^INFO:gpupool\..+$", (guide.ROOT / "docs/statistics.md").read_text(), re.MULTILINE)
     assert len(shown) == 4
     for line in shown:
         assert shape(" ".join(line.split(":", 2))) in shapes, line

@@ -3,7 +3,6 @@
 import gc
 import importlib
 import re
-from pathlib import Path
 
 import gpupool
 import pytest
@@ -11,7 +10,6 @@ from gpupool import prometheus
 from running import run_bare_program, run_program
 
 MIB = 1 << 20
-DOCUMENTATION = Path(__file__).parents[2] / "docs" / "statistics.md"
 
 
 @pytest.fixture
@@ -262,8 +260,3 @@ def test_a_forked_child_says_that_it_cannot_tell_and_serves_the_rest(client):
 
 def test_without_prometheus_client_it_says_how_to_get_it():
     run_bare_program("importing/missing.py", "prometheus_client", "pip install 'prometheus-client'")
-
-
-def test_every_metric_is_in_the_documentation():
-    documented = DOCUMENTATION.read_text()
-    assert [name for name in prometheus.METRICS if f"`{name}`" not in documented] == []

@@ -12,7 +12,7 @@ PLACES = {
     "src": ("**/*.rs",),
     "python": ("**/*.py", "**/*.pyi"),
     "benches": ("*.py", "*.rs", "*.cpp", "*.toml"),
-    "examples": ("*.*",),
+    "examples": ("**/*.*",),
     "tests": ("**/*.py", "**/*.rs", "**/*.sh"),
 }
 

@@ -219,7 +219,7 @@ def test_what_is_no_file_is_written_to(tmp_path):
 
 
 def test_a_dump_at_out_of_memory_shows_what_was_held(recorded, stream, tmp_path):
-    """As docs/snapshots.md says."""
+    """As docs/pictures.md says."""
     path = tmp_path / "oom.pickle"
 
     def dump(device, nbytes):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from browser import Browser
 
-PAGE = Path(__file__).parents[2] / "site/notebooks/index.html"
+PAGE = Path(__file__).parents[2] / "site/pictures/index.html"
 PROGRAM = shutil.which("chromium") or shutil.which("google-chrome")
 # The contrast of each word with the page's ground, by the formula of WCAG 2, and which scheme the page has.
 CONTRASTS = r"""(() => {

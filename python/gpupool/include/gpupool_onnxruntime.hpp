@@ -11,6 +11,21 @@
 // Where there is no memory, a function throws out_of_memory, which the call of ONNX Runtime that needed it returns as its
 // status: ONNX Runtime asks its own allocators for an exception, and uses a null pointer as if it were memory.
 // https://onnxruntime.ai/docs/api/c/struct_ort_allocator.html
+//
+// What ONNX Runtime does with an allocator, by its public source:
+//
+// - It calls Reserve of an OrtAllocator whose version is 18 or later, AllocOnStream and GetStats from 23 on, and Shrink from
+//   25 on. AllocOnStream gets the operator's stream, whose cudaStream_t SyncStream_GetHandle gives. Free is never told one,
+//   and some operators ask without one.
+// - RegisterAllocator takes memory of a GPU since 1.23, and replaces what is registered for that device.
+//   session.use_env_allocators replaces the allocators of the session's providers, arenas too. CreateAndRegisterAllocatorV2
+//   makes an allocator of ONNX Runtime's own, and is no way for another's.
+// - The CUDA provider's gpu_external_alloc, gpu_external_free and gpu_external_empty_cache, which Python passes, are addresses
+//   as decimal texts of functions without stream or device. The last is called after a weight was freed. The provider runs on
+//   the legacy default stream, and as a plug-in on non-blocking streams of its own, so no order of streams can be relied on.
+//   user_compute_stream is refused together with them.
+// - With enable_cuda_graph the provider captures its stream during a run, and expects its arena to allocate nothing by then.
+//   gpupool refuses memory on a captured stream outside of a capture's block.
 #ifndef GPUPOOL_ONNXRUNTIME_HPP
 #define GPUPOOL_ONNXRUNTIME_HPP
 

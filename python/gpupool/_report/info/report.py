@@ -1,7 +1,6 @@
 """The report as data: frozen dataclasses, whose fields are the keys of the JSON.
 
-docs/info.md describes the JSON; a change here is a change there, and a field that goes or changes its meaning makes a
-new ``schema``.
+docs/command-line.md sends the JSON's readers here; a field that goes or changes its meaning makes a new ``schema``.
 """
 
 import dataclasses
