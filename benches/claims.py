@@ -32,6 +32,7 @@ import re
 import shlex
 import statistics
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ TABLES = ROOT / "benches/tables.toml"
 # A figure, or a range of them.
 _ONE = r"-?\d(?:[\d.,]*\d)?"
 _NUMBER = f"{_ONE}(?: to {_ONE})?"
-_REDUCED = {
+_REDUCED: dict[str, Callable[[list[float]], float]] = {
     "median": statistics.median,
     "min": min,
     "max": max,
