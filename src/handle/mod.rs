@@ -1,6 +1,8 @@
-//! Handle pools: each thread gets, on each device, a ready handle with its stream set. A [`HandlePool`] holds all
-//! handles of one library in the process. A thread keeps the handles it got in its [`window`] until it ends; then they
-//! go back to the pool, and the next thread gets them. A [`Lease`] lends one for a scope.
+//! Handle pools: each thread gets, on each device, a ready handle with its stream set.
+//!
+//! A [`HandlePool`] holds all handles of one library in the process. A thread keeps the handles that it got in its
+//! [`window`] until it ends. Then they go back to the pool, and the next thread gets them. A [`Lease`] lends one for a
+//! scope.
 
 mod built_in;
 mod create;

@@ -1,6 +1,6 @@
 //! The Python module `gpupool._native`, one file a concept.
 //!
-//! Hits keep the GIL, for they take nanoseconds; everything that may wait, create or load releases it. Nothing here
+//! Hits keep the GIL, because they take nanoseconds. Everything that may wait, create or load releases it. Nothing here
 //! runs Python from a `Drop`.
 
 // Except in `ffi`.

@@ -11,76 +11,81 @@
 //! ```
 //!
 //! **Ownership.** A [`DeviceCaches`] has a device's memory, its pools, and a table of caches, for the life of the
-//! process. A [`StreamCache`] serves one pool, stream and [`Role`](super::pool::Role), its [`Service`], from its birth to its
-//! end; pinned memory and a pool's lender of slabs have no stream. Its [`Heap`] has the pages with the cache's
-//! number and the slabs that it borrows from a lender, and cuts them into blocks: a small block is a slot of a slab, a
-//! larger one is cut to size, or is all of its memory where a pool must not split. A live block is its caller's, by its
-//! address alone; a free one is the heap's, for whichever thread asks next. Physical memory comes in extents, mostly of
-//! a few pages, which the device maps where a heap needs them; an extent leaves a heap only when all of it is free, but
-//! for a reserve's. A thread owns no memory: it knows caches (`known`).
+//! process. A [`StreamCache`] serves one pool, stream and [`Role`](super::pool::Role), which are its [`Service`], from
+//! its birth to its end. Pinned memory and a pool's lender of slabs have no stream. A cache's [`Heap`] has the pages
+//! with the cache's number and the slabs that it borrows from a lender. It cuts them into blocks: a small block is a
+//! slot of a slab; a larger one is cut to size, or is all of its memory where a pool must not split. A live block
+//! belongs to its caller, by its address alone. A free block belongs to the heap, which gives it to whichever thread
+//! asks next. Physical memory comes in extents, mostly of a few pages, which the device maps where a heap needs them.
+//! Except for a reserve's extents, an extent leaves a heap only when all of it is free. A thread owns no memory: it
+//! knows caches (`known`).
 //!
-//! **Birth and end.** A cache ends, under its heap's lock, when it has no memory and its pool or its stream is gone, or may
-//! be: its heap gets no memory any more, its pool no longer lists it, and pool and stream are dropped with the last
-//! [`ServingCache`]. It is born again, for any pool, only once nothing *names* it: its pool's list does, the list that a walk
-//! through caches goes through, a request on its way, and each thread that knows it. So a thread that has a name has the cache that
-//! it found, or an ended one, which has nothing to give and takes nothing: a request that finds it so starts anew. The thread
-//! that ends a cache forgets it at once; others do as they look for caches that they do not know, and when they end. Only what
-//! goes by an address, a free above all, has no name: it compares, under the heap's lock, whose page it is (`has_block_at`).
-//! Caches are asked for free memory in the order of their births, whatever numbers they were born with.
+//! **Birth and end.** A cache ends, under its heap's lock, when it has no memory and its pool or its stream is gone, or
+//! may be. Its heap then gets no memory any more, its pool no longer lists it, and pool and stream are dropped with the
+//! last [`ServingCache`]. The cache is born again, for any pool, only once nothing *names* it. These name a cache: its
+//! pool's list, the list that a walk through caches goes through, a request on its way, and each thread that knows it.
+//! So a thread with a name has the cache that it found, or an ended one, which has nothing to give and takes nothing: a
+//! request that finds an ended cache starts anew. The thread that ends a cache forgets it at once. Other threads forget
+//! it when they look for caches that they do not know, and when they end. Only what goes by an address, a free above
+//! all, has no name: it compares, under the heap's lock, whose page it is (`has_block_at`). Caches are asked for free
+//! memory in the order of their births, whatever numbers they were born with.
 //!
-//! *An example.* Thread A asks pool P for 3 MiB on stream S. It knows no such cache; P's list has none; so one is born, with
-//! number 7, and P and A name it. Its heap is empty: the request is a miss, which names it, too, on its way through the steps,
-//! and adds two pages of 2 MiB, which get the number 7. Thread B frees the block: address, page, number 7; B locks that heap,
-//! sees that the page is still 7's and the block live, and joins it with what is free beside it. S is dropped, and thread C, which
-//! needs a new cache, finds that only cache 7 still has it: C takes its pages out, ends it and takes it off P's list, by which
-//! S is destroyed. But A knows it still, so C's new cache has another number. A's next request on S would find an ended cache,
-//! and look for another; as it needs a cache that it does not know, A forgets number 7, which is born again when one is needed.
+//! *An example.* Thread A asks pool P for 3 MiB on stream S. A knows no such cache, and P's list has none. So one is
+//! born, with number 7, and P and A name it. Its heap is empty, so the request is a miss. The request names the cache
+//! too, on its way through the steps, and adds two pages of 2 MiB, which get the number 7. Thread B frees the block: it
+//! goes from the address to the page and to number 7, locks that heap, sees that the page is still 7's and the block
+//! live, and joins the block with what is free beside it. Then S is dropped. Thread C needs a new cache and finds that
+//! only cache 7 still has S. C takes the pages out, ends the cache and takes it off P's list, which destroys S. A still
+//! knows the cache, so C's new cache has another number. A's next request on S would find an ended cache, and look for
+//! another. Since A then needs a cache that it does not know, it forgets number 7, which is born again when one is
+//! needed.
 //!
 //! **A request** is led to a cache by the thread's scopes and captures (`route`), most often to the one that served the
-//! thread last. There it locks the heap and takes a free block, without a driver call, unless a stream of other code
-//! must be identified. If another thread has the mutex, it leaves the request (`Requests`): a thread that has that for a
-//! request or a free may serve it too, else the thread does once it has the lock. If nothing fits, it goes through the steps of
-//! `serve/acquire.rs`, which find free memory elsewhere (`serve/take.rs`), add some (`serve/pages.rs`), give some back or wait.
+//! thread last. There it locks the heap and takes a free block. It makes no driver call, unless a stream of other code
+//! must be identified. If another thread has the mutex, the request is left for that thread (`Requests`): a thread that
+//! has the mutex for a request or a free may serve it too; otherwise the asking thread does, once it has the lock. If
+//! nothing fits, the request goes through the steps of `serve/acquire.rs`, which find free memory elsewhere
+//! (`serve/take.rs`), add some (`serve/pages.rs`), give some back, or wait.
 //!
 //! **A free** (`serve/free.rs`) goes from the address to its page, and from there to the cache and the block
-//! (`device/pages.rs`). It is done under the heap's lock, by the freeing thread or the one that has the lock, as for a
-//! request (`stream_cache/blocks.rs`). There it is checked that the block is live; a free that does not own the block's
-//! cache also checks that the page is still that cache's. So of two threads that free one block the second gets an
-//! error, unless the block was handed out again meanwhile. A block that other streams use waits for them
-//! (`serve/trim.rs`).
+//! (`device/pages.rs`). The freeing thread does it under the heap's lock, or the thread that has the lock does, as for
+//! a request (`stream_cache/blocks.rs`). It checks that the block is live. A free that does not own the block's cache
+//! also checks that the page is still that cache's. So of two threads that free one block, the second gets an error,
+//! unless the block was handed out again meanwhile. A block that other streams use waits for them (`serve/trim.rs`).
 //!
-//! **The last page.** Of two threads that ask for it at once, the first to lock the heap has it, and the other goes on
-//! with the steps. Memory that a thread has taken out of one place and not yet put into another is under way
-//! (`device/under_way.rs`): the search waits for it, and starts again, a few times, if there was any or blocks were
-//! taken or freed meanwhile; requests do so one after another. Only then come the program's callbacks and the error. Free
-//! pages beside new ones can be taken while those are created; then, the second time, as many are moved or created as the
-//! request needs.
+//! **The last page.** If two threads ask for it at once, the first to lock the heap gets it, and the other goes on with
+//! the steps. Memory that a thread has taken out of one place and not yet put into another is under way
+//! (`device/under_way.rs`). The search waits for it, and starts again, a few times, if there was any or blocks were
+//! taken or freed meanwhile; requests do so one after another. Only then come the program's callbacks and the error.
+//! Free pages beside new ones can be taken while the new ones are created; then, the second time, as many are moved or
+//! created as the request needs.
 //!
 //! **A graph's memory** is in caches of its own, one for each stream of a capture, with the role of graphs, or of a
-//! feed that is captured; graphs of one pool and stream share it. They use its blocks whenever they run, so free ones
+//! feed that is captured. Graphs of one pool and stream share it. They use its blocks whenever they run, so free blocks
 //! serve only captures of that pool and stream (or `allocate_at`, for a caller that names them) while the pool has a
-//! graph's use: a capture, the `GraphMemory` that it left, a graph pool's id. After the last of them the free pages are
-//! taken as others are, once all work on the device is done (`serve/take.rs`). A feed's blocks are another
-//! allocator's; a lender lends slabs to caches without pages. Pinned blocks that graphs use are noted one by one
+//! graph's use: a capture, the `GraphMemory` that it left, or a graph pool's id. After the last of these, the free
+//! pages are taken as others are, once all work on the device is done (`serve/take.rs`). A feed's blocks belong to
+//! another allocator. A lender lends slabs to caches without pages. Pinned blocks that graphs use are noted one by one
 //! (`graph_use`).
 //!
-//! **Stream order.** Work of a cache's stream may still use a free block, but later work of that stream comes after it:
-//! nothing is recorded or checked, unless the stream may end at any time (`last_work`). What leaves a cache for another
-//! stream, another address or the driver waits for the work so far: `Until`, recorded after the memory was taken out,
-//! or before, if nothing has changed there since. Other streams that used a block are noted (`uses`), and a freed block
-//! waits for them (`waiting`).
+//! **Stream order.** Work of a cache's stream may still use a free block, but later work of that stream comes after it.
+//! So nothing is recorded or checked, unless the stream may end at any time (`last_work`). What leaves a cache for
+//! another stream, another address or the driver waits for the work so far. This is `Until`, which is recorded after
+//! the memory was taken out, or before, if nothing has changed there since. Other streams that used a block are noted
+//! (`uses`), and a freed block waits for them (`waiting`).
 //!
-//! **Locks**, from the outer to the inner: the lock for reading all heaps (`Frozen` in `report/snapshot.rs`); a heap; what its cache
-//! keeps beside it (what it serves, uses, waiting blocks, recorded blocks), a device's free addresses and slab numbers; a
-//! device's list of pools; a pool's ledger; the list of caches that nothing names. No driver call, callback or Python runs
-//! under any, so no [`ServingCache`] is dropped under one, which may be the last to have a stream.
+//! **Locks**, from the outer to the inner: the lock for reading all heaps (`Frozen` in `report/snapshot.rs`); a heap;
+//! what its cache keeps beside it (what it serves, uses, waiting blocks, recorded blocks), a device's free addresses
+//! and slab numbers; a device's list of pools; a pool's ledger; the list of caches that nothing names. No driver call,
+//! callback or Python runs under any of them. So no [`ServingCache`] is dropped under one, since it may be the last to
+//! have a stream.
 //!
-//! **Orderings.** The heap's lock is cheap for its owner, the thread that came first (`OwnerLock`): it stores that it
-//! is inside, and loads whether another thread has come; the other stores that it has come, makes every core pass a
-//! barrier, and loads whether the owner is inside. One of them sees the other. All else that a thread acts on without
-//! the lock is a pair of release and acquire: a request to the thread with the lock, and its answer; the number of a
-//! page's cache, stored once that has the page, and the thread that frees there. The rest is checked again under the
-//! lock.
+//! **Orderings.** The heap's lock is cheap for its owner, the thread that came first (`OwnerLock`). The owner stores
+//! that it is inside, and loads whether another thread has come. The other thread stores that it has come, makes every
+//! core pass a barrier, and loads whether the owner is inside. One of them sees the other. All else that a thread acts
+//! on without the lock is a pair of release and acquire: a request to the thread with the lock, and its answer; the
+//! number of a page's cache, stored once the cache has the page, and the thread that frees there. The rest is checked
+//! again under the lock.
 
 mod block_user;
 mod device_caches;

@@ -1,5 +1,6 @@
-//! NVIDIA's and AMD's drivers: what they have alike is here, and what each has of its own is in `cuda.rs` and `hip.rs`. A
-//! probe opens the driver's library and looks up every function that is called, so that what is probed is what is used.
+//! NVIDIA's and AMD's drivers. What they have alike is here; what each has of its own is in `cuda.rs` and `hip.rs`. A
+//! probe opens the driver's library and looks up every function that is called, so gpupool uses exactly what it has
+//! probed.
 
 mod cuda;
 mod hip;

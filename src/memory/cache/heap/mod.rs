@@ -1,8 +1,10 @@
-//! A heap: cuts the memory of its spans into blocks, best fit, and joins what becomes free. It works on offsets and
-//! makes no driver call: pages come by [`Heap::add_span`] and go by [`Heap::take_mappings`]. Small blocks are slots of
-//! slabs, all others are cut to size. A heap belongs to one cache, which locks it. While its memory is away it is asleep: its
-//! blocks stay and may be freed, and none is handed out. It serves requests as a closed heap does, so they need no check of
-//! their own; a thread that adds or takes memory finds it as one that has ended.
+//! A heap: cuts the memory of its spans into blocks, best fit, and joins what becomes free.
+//!
+//! A heap works on offsets and makes no driver call: pages come by [`Heap::add_span`] and go by
+//! [`Heap::take_mappings`]. Small blocks are slots of slabs; all others are cut to size. A heap belongs to one cache,
+//! which locks it. While a heap's memory is away, the heap is asleep: its blocks stay and may be freed, and none is
+//! handed out. A sleeping heap serves requests as a closed one does, so requests need no check of their own; a thread
+//! that adds or takes memory treats it as one that has ended.
 
 mod block;
 mod block_map;
