@@ -204,7 +204,7 @@ rustdoc: ## the Rust reference, in which a warning, such as of a broken link, fa
 	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps
 
 .PHONY: docs
-docs: .venv/built .venv/docs ## site: the guide as web pages; a broken link, a name that its search does not find, and a page that does not fit a phone fail
+docs: .venv/built .venv/docs ## site: the guide as web pages; a broken link, and a page that does not fit a phone fail
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	$(BIN)/python -m pytest --quiet $(if $(SKIPS),--skips $(SKIPS)) tests/site
 

@@ -1,23 +1,23 @@
 """What a results file says of itself: when, on what machine, and of which code.
 
-Each folder of benches/results has it in measured.json, by the names of its files. The code is identified by a digest of
-each subject's sources without comments: so it can be seen without a GPU whether figures are of the code that is here.
+Each folder of benches/results has it in measured.json, by the names of its files. Newer files also say how that code
+worked: the instructions of a call, and for each shipped log the driver calls, the moved pages, and what was reserved
+of what was live. These are the same on any machine, so it can be seen without a GPU whether figures are of the code
+that is here.
 
 Usage:
     provenance.py                  list the files whose figures the README or a page has
-    provenance.py --check          fail where they are not of the code that is here, and say why
-    provenance.py code             print the commit, the digests and the instructions of the code that is here
+    provenance.py --check          fail where the code that is here works differently, and say how
+    provenance.py code             print the commit, and how the code that is here works
     provenance.py measured FOLDER  write FOLDER/measured.json for a run on this machine, of the code that code.json has
 """
 
 import argparse
 import datetime
 import functools
-import hashlib
 import json
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -27,89 +27,15 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benches" / "results"
 NAME = "measured.json"
-
-_BELOW = (
-    "src/ids.rs",
-    "src/sync",
-    "src/runtime/mod.rs",
-    "src/runtime/platform.rs",
-    "src/runtime/stream.rs",
-    "src/runtime/driver",
-)
-# The sources that decide what a request costs and what it takes, by subject.
-SUBJECTS = {
-    "handles": (*_BELOW, "src/handle", "src/library"),
-    "memory": (*_BELOW, "src/memory"),
-    "python": ("src/python", "python/gpupool"),
-}
-# The subjects of files whose name begins so; of others it is memory. The first are of calls of drivers and libraries
-# alone.
-_SUBJECTS_OF = {
-    "by_hand": (),
-    "calls": (),
-    "devices": ("memory", "python"),
-    "two_gpus": ("memory", "python"),
-    "streams": (),
-    "peers": ("handles", "python"),
-    "leases": ("handles",),
-    "library_memory": ("handles", "memory"),
-    "workspaces": ("handles",),
-    "green_contexts": ("handles",),
-    "frameworks": ("memory", "python"),
-    "pinned.": ("memory", "python"),
-    "plugs": ("memory", "python"),
-    "pytorch_peers": ("memory", "python"),
-    "rmm.": ("memory", "python"),
-    "start": ("python",),
-    "warp_turns": ("memory", "python"),
-}
-# How much the instructions of a call may differ where its sources do.
+# What a replay tells of a log, but for times.
+_OF_A_LOG = ("driver_calls", "moved_pages", "ratio")
+# How much the instructions of a call may differ.
 TOLERANCE = 0.02
-
-_DOUBLE = r'"(?:\\.|[^"\\])*"'
-_SINGLE = r"'(?:\\.|[^'\\\n])*'"
-# What is no comment though it may look like one is matched too, and stays.
-_COMMENTS = {
-    # In Rust a single quote is that of one character, or of a lifetime.
-    ".rs": r"(?P<comment>//[^\n]*|/\*.*?\*/)"
-    r'|r(?P<marks>#*)".*?"(?P=marks)'
-    r"|'(?:\\.|[^'\\])'|" + _DOUBLE,
-    # A string that is a line of its own explains, as a docstring does.
-    ".py": r'(?P<comment>^[ \t]*r?"{3}(?:(?!"{3}).)*"{3}[ \t]*$|\#[^\n]*)|"{3}.*?"{3}|' + f"{_DOUBLE}|{_SINGLE}",
-}
-
-
-def without_comments(text: str, suffix: str) -> str:
-    """Return a source without comments, docstrings and the space around words."""
-    kept = re.sub(
-        _COMMENTS[suffix], lambda found: "" if found["comment"] else found[0], text, flags=re.DOTALL | re.MULTILINE
-    )
-    return " ".join(kept.split())
-
-
-@functools.cache
-def digest(subject: str, root: Path = ROOT) -> str:
-    """Return the digest of a subject's sources."""
-    found = hashlib.sha256()
-    for name in SUBJECTS[subject]:
-        place = root / name
-        for path in [place] if place.is_file() else sorted(place.rglob("*")):
-            if path.suffix in _COMMENTS:
-                text = without_comments(path.read_text(), path.suffix)
-                found.update(f"{path.relative_to(root).as_posix()}\0{text}\0".encode())
-    return found.hexdigest()[:16]
-
-
-def subjects(file: str) -> tuple[str, ...]:
-    """Return what the figures of a file are of."""
-    name = file.rsplit("/", 1)[-1]
-    return next((of for start, of in _SUBJECTS_OF.items() if name.startswith(start)), ("memory",))
 
 
 def of(file: str) -> dict[str, Any]:
-    """Return what is known of a file such as ``h200/peers.json``.
-
-    That is ``date``, ``machine`` and ``commit``, and of newer files ``digests`` and ``instructions`` by subject.
+    """Return what is known of a file such as ``h200/peers.json``: ``date``, ``machine``, ``commit``, and of newer
+    files ``works``, which is what :func:`works` returned.
 
     Raises:
         KeyError: Its folder's measured.json lacks it.
@@ -125,17 +51,8 @@ def told(file: str) -> str:
     return f"{known['date']}, {known['machine']}, commit {known['commit']}"
 
 
-def line(file: str) -> str:
-    """Return the same with the file."""
-    return f"`benches/results/{file}`: {told(file)}"
-
-
-@functools.cache
-def instructions() -> dict[str, float]:
-    """Return the instructions of one call for the code that is here, by subject; builds what is counted.
-
-    Without valgrind nothing can be counted.
-    """
+def _instructions() -> dict[str, float]:
+    """Return the instructions of one call, by subject, of what is built for it; without valgrind there are none."""
     if shutil.which("valgrind") is None:
         return {}
     done = subprocess.run(["bash", ROOT / "benches/instructions.sh"], check=True, stdout=subprocess.PIPE, text=True)
@@ -143,25 +60,35 @@ def instructions() -> dict[str, float]:
     return found
 
 
-def differences(file: str) -> list[str]:
-    """Return for each subject whose sources are others than those which a file's figures are of, how they differ.
+def _replayed() -> dict[str, float]:
+    """Return what the replays of the shipped logs tell, by log and column."""
+    logs = sorted(map(str, (ROOT / "tests/data").glob("*.csv.gz")))
+    command = [sys.executable, "-m", "gpupool", "replay", "--json", *logs]
+    environment = {**os.environ, "GPUPOOL_RUNTIME": "host"}
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
+    rows = map(json.loads, done.stdout.splitlines())
+    return {f"{row['trace']} {column}": row[column] for row in rows for column in _OF_A_LOG}
 
-    Comments do not count, nor do sources whose instructions of a call are the same but for :data:`TOLERANCE`.
+
+@functools.cache
+def works() -> dict[str, float]:
+    """Return how the code that is here works, by what was counted."""
+    return {f"instructions of {subject}": count for subject, count in _instructions().items()} | _replayed()
+
+
+def differences(file: str) -> list[str]:
+    """Return what the code that is here does differently from that which a file's figures are of, as far as the file
+    says how that worked.
     """
-    if not subjects(file):
-        return []
-    known = of(file)
-    if "digests" not in known:
-        return [f"it is not known of which sources it is, only that it was kept at commit {known['commit']}"]
-    changed = [subject for subject in subjects(file) if known["digests"][subject] != digest(subject)]
-    found = []
-    for subject in changed:
-        then, now = (counted.get(subject) for counted in (known["instructions"], instructions()))
-        if then is None or now is None:
-            found.append(f"{subject} has changed since, and valgrind is missing, which counts instructions")
-        elif abs(now / then - 1) > TOLERANCE:
-            found.append(f"{subject} has changed since: a call took {then} instructions, and takes {now}")
-    return found
+    then = of(file).get("works", {})
+    now = works() if then else {}
+
+    def differs(what: str) -> bool:
+        if what.startswith("instructions"):
+            return what not in now or abs(now[what] / then[what] - 1) > TOLERANCE
+        return now.get(what) != then[what]
+
+    return [f"{what}: {then[what]} then, {now.get(what, 'unknown')} now" for what in then if differs(what)]
 
 
 def used() -> list[str]:
@@ -173,13 +100,9 @@ def used() -> list[str]:
 
 
 def code() -> dict[str, Any]:
-    """Return the commit, the digests and the instructions of the code that is here."""
+    """Return the commit, and how the code that is here works."""
     head = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], stdout=subprocess.PIPE, text=True)
-    return {
-        "commit": head.stdout.strip() or "unknown",
-        "digests": {subject: digest(subject) for subject in SUBJECTS},
-        "instructions": instructions(),
-    }
+    return {"commit": head.stdout.strip() or "unknown", "works": works()}
 
 
 def machine() -> str:
@@ -221,9 +144,9 @@ def main() -> int:
     for file in used():
         found = differences(file) if chosen.check else []
         failed |= bool(found)
-        print(line(file), *found, sep="\n    ")
+        print(f"`benches/results/{file}`: {told(file)}", *found, sep="\n    ")
     if failed:
-        print("Figures that pages have are not of this code. CONTRIBUTING.md says how they are measured again.")
+        print("The code that is here works differently. CONTRIBUTING.md says how the figures are measured again.")
     return int(failed)
 
 

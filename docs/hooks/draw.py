@@ -4,7 +4,7 @@ No GPU is needed.
 
 A picture is made by the command that its page shows: every line `$ gpupool ...` of a page that writes a PNG is run, in
 a folder of its own. What it prints is kept beside the picture where the page shows that, by `<!-- printed: NAME -->`.
-Pictures in SVG are drawn by lines `$ python docs/hooks/NAME.py -o NAME.svg`, the others by hand. A block below
+Pictures in SVG are drawn by hand. A block below
 `<!-- prints: COMMAND -->` that begins with that command is written anew too.
 """
 
@@ -23,7 +23,6 @@ import guide  # noqa: E402
 
 PICTURES = ROOT / "docs/pictures"
 COMMAND = re.compile(r"^\$ gpupool (.*-o (\w[\w-]*)\.png.*)$", re.MULTILINE)
-DRAWN = re.compile(r"^\$ python (docs/hooks/\w+\.py) -o (\w[\w-]*\.svg)$", re.MULTILINE)
 # The notebooks of examples/, and the pictures that they leave behind, by their names in docs/pictures.
 NOTEBOOKS = {
     "out_of_memory.ipynb": {"before.png": "oom-before.png", "after.png": "oom-after.png"},
@@ -61,9 +60,6 @@ def main() -> None:
                 (PICTURES / f"{picture}.png").write_bytes((folder / f"{picture}.png").read_bytes())
                 if f"<!-- printed: {picture} -->" in text:
                     (PICTURES / f"{picture}.txt").write_text(printed)
-            for program, picture in DRAWN.findall(text):
-                print(f"{page.relative_to(ROOT)}: {picture}", flush=True)
-                run(folder, str(ROOT / program), "-o", str(PICTURES / picture))
         for block in guide.quoted().values():
             quote_anew(block)
         for notebook, left in NOTEBOOKS.items():

@@ -140,61 +140,57 @@ def test_a_figure_of_nothing_is_refused(results):
         claims.figure("a.json", "ns>call peer=nobody", ".0f")
 
 
-@pytest.mark.parametrize(
-    ("suffix", "text", "same", "other"),
-    [
-        (".rs", 'let a = "// b"; // c', 'let a = "// b"; /* d\n */', 'let a = "// e"; // c'),
-        (".rs", "/// Doc.\nfn a() { b('\"') } // c", "fn a() { b('\"') }", "fn a() { b('\"'); }"),
-        (".rs", 'r#"a " // b"# // c', 'r#"a " // b"#', 'r#"a " // d"#'),
-        (
-            ".py",
-            'def a():\n    """Doc."""\n    return "# b"  # c',
-            'def a():\n    return "# b"',
-            'def a():\n    return "#"',
-        ),
-        (".py", 'a = """b"""  # c', 'a = """b"""', 'a = """d"""'),
-        (".py", 'a(\n    """b""", c\n)\n"""d"""', 'a(\n    """b""", c\n)', 'a(\n    """b""", e\n)\n"""d"""'),
-    ],
-)
-def test_comments_change_no_digest(suffix, text, same, other):
-    stripped = provenance.without_comments(text, suffix)
-    assert stripped == provenance.without_comments(same, suffix)
-    assert stripped != provenance.without_comments(other, suffix)
-
-
 @pytest.fixture
 def kept(tmp_path, monkeypatch):
-    """Return a function that keeps figures of a past code, and what says whether they are of this one."""
+    """Return a function that keeps figures of a past code, and what the code that is here does differently."""
     monkeypatch.setattr(provenance, "RESULTS", tmp_path)
-    monkeypatch.setattr(provenance, "digest", lambda subject: f"{subject} now")
-    monkeypatch.setattr(provenance, "instructions", lambda: {"memory": 102.0, "handles": 50.0})
+    now = {"instructions of memory": 102.0, "a.csv driver_calls": 7, "a.csv moved_pages": 3, "a.csv ratio": 1.002}
+    monkeypatch.setattr(provenance, "works", lambda: now)
     (tmp_path / "run").mkdir()
 
-    def keep(**known):
-        known = {"date": "2026-11-26", "machine": "one GPU", "commit": "abc", **known}
+    def keep(**then):
+        known = {"date": "2026-11-26", "machine": "one GPU", "commit": "abc", **({"works": now | then} if then else {})}
         (tmp_path / "run" / provenance.NAME).write_text(json.dumps({"memory.json": known}))
         return provenance.differences("run/memory.json")
 
     return keep
 
 
-def test_figures_are_of_this_code_if_its_sources_are_the_same_or_take_as_many_instructions(kept):
-    assert kept(digests={"memory": "memory now"}, instructions={}) == []
-    assert kept(digests={"memory": "memory then"}, instructions={"memory": 100.5}) == []
-    (said,) = kept(digests={"memory": "memory then"}, instructions={"memory": 90.0})
-    assert said == "memory has changed since: a call took 90.0 instructions, and takes 102.0"
-    (said,) = kept(digests={"memory": "memory then"}, instructions={})
-    assert "valgrind is missing" in said
-    (said,) = kept()
-    assert "not known of which sources" in said
+@pytest.mark.parametrize(
+    ("what", "then", "now"),
+    [
+        ("instructions of memory", 100.5, None),
+        ("instructions of memory", 90.0, "102.0"),
+        ("instructions of handles", 90.0, "unknown"),
+        ("a.csv driver_calls", 7, None),
+        ("a.csv driver_calls", 8, "7"),
+        ("a.csv moved_pages", 4, "3"),
+        ("a.csv ratio", 1.003, "1.002"),
+        ("b.csv ratio", 1.003, "unknown"),
+    ],
+)
+def test_figures_are_of_this_code_if_it_works_the_same(kept, what, then, now):
+    assert kept(**{what: then}) == ([f"{what}: {then} then, {now} now"] if now else [])
+
+
+def test_figures_of_which_only_the_commit_is_known_are_compared_with_nothing(kept):
+    assert kept() == []
+
+
+def test_what_is_told_of_the_shipped_logs_is_what_their_replay_does():
+    # The same in every run, on any machine.
+    told = provenance._replayed()
+    assert told == provenance._replayed()
+    assert {name.rpartition(" ")[2] for name in told} == {"driver_calls", "moved_pages", "ratio"}
+    assert len(told) == 3 * len(list((guide.ROOT / "tests/data").glob("*.csv.gz")))
 
 
 def test_a_runs_files_get_what_is_known_of_it(tmp_path, monkeypatch):
     (tmp_path / "peers.json").write_text("{}")
     code = tmp_path / "code.json"
-    code.write_text(json.dumps({"commit": "abc", "digests": {"handles": "1"}, "instructions": {"handles": 2.0}}))
+    code.write_text(json.dumps({"commit": "abc", "works": {"instructions of handles": 2.0}}))
     monkeypatch.setattr(provenance, "RESULTS", tmp_path.parent)
     provenance.measured(tmp_path, code)
     known = provenance.of(f"{tmp_path.name}/peers.json")
-    assert (known["commit"], known["digests"], known["instructions"]) == ("abc", {"handles": "1"}, {"handles": 2.0})
+    assert (known["commit"], known["works"]) == ("abc", {"instructions of handles": 2.0})
     assert known["machine"]

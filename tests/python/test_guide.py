@@ -1,8 +1,6 @@
 """The samples of the guide and the README run, and the README's tables say what was measured."""
 
 import re
-import subprocess
-import sys
 import uuid
 
 import forks
@@ -84,28 +82,15 @@ def test_every_picture_is_on_a_page_and_made_by_a_command():
             assert path.name.startswith("oom-") or f" -o {path.name}" in commands, path.name
 
 
-def test_a_picture_that_a_program_draws_is_drawn_the_same_again(tmp_path):
-    drawn = re.findall(r"^\$ python (docs/hooks/\w+\.py) -o (\S+\.svg)$", text_of_all_pages(), re.MULTILINE)
-    assert drawn
-    for program, name in drawn:
-        subprocess.run([sys.executable, guide.ROOT / program, "-o", tmp_path / name], check=True, timeout=100)
-        assert (tmp_path / name).read_text() == (guide.ROOT / "docs/pictures" / name).read_text()
-
-
 @pytest.mark.parametrize("name", ["fits", "compare"])
 def test_what_a_command_is_shown_to_print_is_what_it_prints(name):
-    """All but gpupool's own row, whose times differ from run to run, and its page moves by a little."""
+    """All but the times of gpupool's own row, which differ from run to run."""
     (command,) = re.findall(rf"^\$ gpupool (.+) -o {name}\.png$", text_of_all_pages(), re.MULTILINE)
     words = [word for word in command.split() if word != "-o" and not word.endswith(".html")]
     done = start_command(*(guide.ROOT / word if word.startswith("tests/") else word for word in words))
     assert (done.returncode, done.stderr) == (0, "")
     shown = (guide.ROOT / f"docs/pictures/{name}.txt").read_text().splitlines()
     shown = [line for line in shown if not line.startswith("wrote ")]
-    ours = re.compile(r"^\S+ gpupool +(\d+) +([\d.]+ .iB) +([\d.]+) (.iB)")
+    times = re.compile(r"(?<=\d)( +\d+){2}$")
     for printed, expected in zip(done.stdout.splitlines(), shown, strict=True):
-        if not ours.match(expected):
-            assert printed == expected
-            continue
-        now, then = ours.match(printed), ours.match(expected)
-        assert now.groups()[:2] == then.groups()[:2]
-        assert float(now[3]) == pytest.approx(float(then[3]), rel=0.02)
+        assert times.sub("", printed) == times.sub("", expected)
