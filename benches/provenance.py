@@ -34,8 +34,9 @@ TOLERANCE = 0.02
 
 
 def of(file: str) -> dict[str, Any]:
-    """Return what is known of a file such as ``h200/peers.json``: ``date``, ``machine``, ``commit``, and of newer
-    files ``works``, which is what :func:`works` returned.
+    """Return what is known of a file such as ``h200/peers.json``.
+
+    That is ``date``, ``machine``, ``commit``, and of newer files ``works``, which is what :func:`works` returned.
 
     Raises:
         KeyError: Its folder's measured.json lacks it.
@@ -77,8 +78,9 @@ def works() -> dict[str, float]:
 
 
 def differences(file: str) -> list[str]:
-    """Return what the code that is here does differently from that which a file's figures are of, as far as the file
-    says how that worked.
+    """Return what the code that is here does differently from that which a file's figures are of.
+
+    That is compared as far as the file says how that code worked.
     """
     then = of(file).get("works", {})
     now = works() if then else {}
