@@ -1,7 +1,6 @@
 """What pages show on the site in place of links, which stand between ``<!-- KIND: NAME -->`` and ``<!-- /KIND -->``.
 
 - `notebook: NAME`: a notebook of examples/, with what its cells print and show, but for its title
-- `picture: NAME`: docs/pictures/NAME.svg as a part of the page, so that it follows its colours
 """
 
 import json
@@ -34,15 +33,7 @@ def notebook(name: str) -> str:
     return "\n\n".join(parts)
 
 
-def picture(name: str) -> str:
-    """Return a picture as HTML."""
-    svg = (ROOT / f"docs/pictures/{name}.svg").read_text()
-    # Markdown ends HTML at a blank line.
-    lines = [line for line in svg.splitlines() if line.strip()]
-    return "\n".join(['<div class="picture">', *lines, "</div>"])
-
-
-MAKERS = {"notebook": notebook, "picture": picture}
+MAKERS = {"notebook": notebook}
 PART = re.compile(rf"^<!-- ({'|'.join(MAKERS)}): ([^\n]+) -->\n.*?^<!-- /\1 -->$", re.MULTILINE | re.DOTALL)
 
 

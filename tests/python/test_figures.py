@@ -30,7 +30,7 @@ def test_the_parts_of_a_page_are_as_they_are_made(page):
 
 def test_what_makes_a_part_of_a_page_ends_it():
     for page in parts.PAGES:
-        begun = re.findall(r"^<!-- (table|output|notebook|printed|picture): ", page.read_text(), re.MULTILINE)
+        begun = re.findall(r"^<!-- (table|output|notebook|printed): ", page.read_text(), re.MULTILINE)
         assert begun == re.findall(r"^<!-- /(\w+) -->$", page.read_text(), re.MULTILINE), page
 
 
