@@ -42,7 +42,7 @@ CLAIMS = ROOT / "benches/claims.toml"
 TABLES = ROOT / "benches/tables.toml"
 # A figure, or a range of them.
 _ONE = r"-?\d(?:[\d.,]*\d)?"
-_NUMBER = f"{_ONE}(?: to {_ONE})?"
+_NUMBER = rf"{_ONE}(?:\s+to\s+{_ONE})?"
 _REDUCED: dict[str, Callable[[list[float]], float]] = {
     "median": statistics.median,
     "min": min,
