@@ -36,7 +36,6 @@ from gpupool._native import (
     device_count,
     empty,
     empty_pinned,
-    use_mem_pool,
 )
 
 __all__ = ["allocator", "disable", "enable", "is_enabled", "pinned_resource", "resource", "using"]
@@ -218,10 +217,7 @@ def using(pool: MemPool | PoolToken | None = None) -> Iterator[Any]:
             pool whose scope the thread is in.
     """
     enable()
-    if pool is None:
-        yield None
-        return
-    with use_mem_pool(pool):
+    with _plug.scope(pool):
         yield pool
 
 
