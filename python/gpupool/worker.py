@@ -14,7 +14,6 @@ import dataclasses
 import importlib
 import json
 import numbers
-import operator
 import os
 import socket
 import threading
@@ -24,6 +23,7 @@ from typing import Any
 
 import gpupool
 from gpupool import Error, HandlePool, InvalidValue, _native
+from gpupool._frameworks import plug as _plug
 from gpupool._report import summary as _summary
 from gpupool._report.printable import printable
 
@@ -79,14 +79,14 @@ class Settings:
             if name not in _FRAMEWORKS:
                 raise InvalidValue(f"{name!r} is not a framework to enable; there are: {', '.join(_FRAMEWORKS)}")
         memory_fraction = None if self.memory_fraction is None else _fraction("memory_fraction", self.memory_fraction)
-        memory_bytes = None if self.memory_bytes is None else _count("memory_bytes", self.memory_bytes, 0)
+        memory_bytes = None if self.memory_bytes is None else _plug.count_of("memory_bytes", self.memory_bytes, 0)
         guarantee, most = (
-            None if value is None else _count(name, value, 0)
+            None if value is None else _plug.count_of(name, value, 0)
             for name, value in (("guarantee", self.guarantee), ("most", self.most))
         )
         if most is not None and most < (guarantee or 0):
             raise InvalidValue(f"guarantee={guarantee} is above most={most}: lower the guarantee, or raise the most")
-        priority = None if self.priority is None else _count("priority", self.priority, -(2**31), 2**31)
+        priority = None if self.priority is None else _plug.count_of("priority", self.priority, -(2**31), 2**31)
         if not isinstance(self.name, str | None):
             raise InvalidValue(f"name={self.name!r} is no text")
         # The settings are compared and sent in one form, and do not change when the caller's own objects do.
@@ -149,22 +149,10 @@ def _fraction(what: str, value: Any) -> float:
     return float(value)
 
 
-def _count(what: str, value: Any, least: int, end: int = 2**63) -> int:
-    try:
-        count = operator.index(value)
-    except TypeError:
-        count = end
-    if not least <= count < end or isinstance(value, bool):
-        raise InvalidValue(
-            f"{what} must be a whole number from {least} to 2**{end.bit_length() - 1} - 1, not {value!r}"
-        )
-    return count
-
-
 def _counts(what: str, counts: Any, least: int) -> dict[str, int]:
     if not isinstance(counts, Mapping):
         raise InvalidValue(f"{what} gives a number for each name of a pool, as in {{'cublas': 2}}; it is {counts!r}")
-    return {_pool(name).name: _count(f"{what}[{name!r}]", count, least) for name, count in counts.items()}
+    return {_pool(name).name: _plug.count_of(f"{what}[{name!r}]", count, least) for name, count in counts.items()}
 
 
 def _pool(name: str) -> HandlePool:

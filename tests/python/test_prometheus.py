@@ -237,7 +237,7 @@ def test_counters_do_not_go_back_when_pools_go(client, nothing_left):
 @pytest.mark.parametrize("number", [-1, 1.5, "2", None])
 def test_numbers_that_cannot_be_right_are_refused(client, number):
     for name in ("pools", "streams"):
-        with pytest.raises(gpupool.InvalidValue, match=f"{name} must be a whole number from 0, not {number!r}"):
+        with pytest.raises(gpupool.InvalidValue, match=f"{name} must be a whole number from 0 .*, not {number!r}"):
             prometheus.text(**{name: number})
         with pytest.raises(gpupool.InvalidValue, match=name):
             prometheus.Collector(**{name: number})
