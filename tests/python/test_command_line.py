@@ -27,7 +27,7 @@ def test_demo_that_fails_says_why():
 def test_wrong_numbers():
     done = start_command("demo", "--threads", "0")
     assert done.returncode == 2
-    assert "--threads and --waves must be at least 1" in done.stderr
+    assert "argument --threads: '0' is not from 1 to 1024" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["info", "run", "replay", "top"])

@@ -209,7 +209,15 @@ def test_a_device_that_is_too_small_for_all(pieces):
 
 @pytest.mark.parametrize(
     ("text", "nbytes"),
-    [("22GiB", 22 << 30), ("1.5 GiB", 3 << 29), ("24G", 24 << 30), ("24 GB", 24 * 10**9), ("512", 512), ("8kB", 8000)],
+    [
+        ("22GiB", 22 << 30),
+        ("1.5 GiB", 3 << 29),
+        ("24G", 24 << 30),
+        ("24 GB", 24 * 10**9),
+        ("512", 512),
+        ("8kB", 8000),
+        ("2g", 2 << 30),
+    ],
 )
 def test_sizes_as_people_write_them(text, nbytes):
     assert _units.parse_size(text) == nbytes
@@ -241,8 +249,8 @@ def test_png_of_one_allocator(pieces, tmp_path, capsys):
             ["--lag", "30", "--allocator", "async"],
             "--lag simulates a device, which has gpupool's allocator alone; leave --allocator out",
         ),
-        (["--lag", "-1"], f"--lag must be at least 0 and at most {MAX_LAG}"),
-        (["--lag", str(10**30)], f"--lag must be at least 0 and at most {MAX_LAG}"),
+        (["--lag", "-1"], f"argument --lag: '-1' is not from 0 to {MAX_LAG}"),
+        (["--lag", str(10**30)], f"argument --lag: '{10**30}' is not from 0 to {MAX_LAG}"),
     ],
 )
 def test_options_that_do_not_go_together(arguments, message, capsys):
