@@ -230,12 +230,6 @@ def test_sizes_that_are_none(text, capsys):
     assert f"argument --memory: {text!r} is" in capsys.readouterr().err
 
 
-def test_png_of_one_allocator(pieces, tmp_path, capsys):
-    output = tmp_path / "out.png"
-    assert main(["replay", pieces, "-o", str(output)]) == 0
-    assert output.read_bytes().startswith(b"\x89PNG")
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
