@@ -11,13 +11,15 @@ from gpupool._native import PinnedBuffer, empty_pinned
 class PinnedMemoryResource(cuda.core.MemoryResource):  # type: ignore[misc]
     """Pinned memory from gpupool, which the host and every device use, for all that takes a resource of cuda.core.
 
+    Kernels and the CPU can use it, and it is not managed; its ``device_id`` is -1, as it is no device's memory.
+
     https://nvidia.github.io/cuda-python/cuda-core/latest/generated/cuda.core.MemoryResource.html
 
     ``numa`` is the number of the NUMA node that the memory is on, by default the one nearest to the stream's device. A
     buffer's memory is used again once the work is done that its stream, or the stream that closed it, had by then.
     """
 
-    # Kernels and the CPU can use the memory, which is no device's and not managed.
+    # As cuda.core asks for them.
     is_device_accessible = True
     is_host_accessible = True
     is_managed = False
