@@ -73,8 +73,8 @@ def test_ctrl_c(trace, tmp_path):
         assert (done.returncode, done.stderr) == (130, "")
 
 
-@pytest.mark.parametrize("threads", [MAX_THREADS + 1, 10**9, 10**30])
-def test_more_threads_than_a_replay_has(trace, capsys, threads):
+@pytest.mark.parametrize("threads", [0, MAX_THREADS + 1, 10**9, 10**30])
+def test_threads_that_no_replay_and_no_demo_has(trace, capsys, threads):
     for arguments in (["replay", trace], ["demo"]):
         with pytest.raises(SystemExit, match="2"):
             main([*arguments, "--threads", str(threads)])

@@ -168,7 +168,7 @@ def test_replay_that_fails_says_why(replayed, trace, capsys, monkeypatch):
     assert capsys.readouterr() == ("", "gpupool: the device is gone\n")
 
 
-@pytest.mark.parametrize("arguments", [["x.csv", "--threads", "0"], [], ["x.csv", "--allocator", "other"]])
+@pytest.mark.parametrize("arguments", [[], ["x.csv", "--allocator", "other"]])
 def test_wrong_arguments(arguments, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["replay", *arguments])

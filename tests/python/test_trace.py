@@ -153,11 +153,6 @@ def test_damaged_gzip(read):
         read(bytes(content))
 
 
-def test_file_that_cannot_be_opened(tmp_path):
-    with pytest.raises(_trace.TraceError, match=r"missing.csv: cannot be read: No such file"):
-        _trace.read(str(tmp_path / "missing.csv"))
-
-
 def alloc(address, size, stream=0, action="alloc"):
     frames = [{"filename": "train.py", "line": 3, "name": "step"}]
     return {"action": action, "addr": address, "size": size, "stream": stream, "time_us": 1, "frames": frames}
