@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from gpupool._frameworks import plug as _plug
-from gpupool._native import DeviceBuffer, InvalidValue, MemPool, PinnedBuffer, PoolToken, use_mem_pool
+from gpupool._native import DeviceBuffer, InvalidValue, MemPool, PinnedBuffer, PoolToken
 
 if TYPE_CHECKING:
     from gpupool._frameworks.cuda_core_pinned import PinnedMemoryResource as PinnedMemoryResource
@@ -116,12 +116,8 @@ def using(pool: MemPool | PoolToken | None = None) -> Iterator[Any]:
         pool: A MemPool, or its ``token()`` in other threads than its own; None for gpupool's default memory, or for the
             pool whose scope the thread is in.
     """
-    if pool is None:
-        enable()
-        yield None
-        return
-    enable(_plug.device_of(pool))
-    with use_mem_pool(pool):
+    enable(None if pool is None else _plug.device_of(pool))
+    with _plug.scope(pool):
         yield pool
 
 

@@ -38,7 +38,7 @@ import numbers
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -61,7 +61,6 @@ from gpupool._native import (
     memory_snapshot,
     memory_stats,
     set_per_process_memory_fraction,
-    use_mem_pool,
 )
 
 __all__ = [
@@ -130,7 +129,7 @@ def _retry(cupy: ModuleType, nbytes: int) -> Any:
     gc.collect()
     own = cupy.get_default_memory_pool()
     # Freeing it waits for the device, which a capture does not survive.
-    if own.free_bytes() > 0 and not _is_capturing(stream):
+    if own.free_bytes() > 0 and not _cupy_pinned.is_capturing(stream):
         own.free_all_blocks()
     try:
         buffer = empty(nbytes, stream.ptr)
@@ -147,14 +146,6 @@ def _asleep(cupy: ModuleType, nbytes: int, error: Asleep) -> MemoryError:
     lack: MemoryError = cupy.cuda.memory.OutOfMemoryError(nbytes, 0, 0)
     lack.args = (str(error),)
     return lack
-
-
-def _is_capturing(stream: Any) -> bool:
-    try:
-        return bool(stream.is_capturing())
-    except RuntimeError:
-        # The driver refuses to tell of the default stream while one that waits for it is captured.
-        return True
 
 
 def _total_bytes(device: int) -> int:
@@ -307,12 +298,8 @@ def using(pool: MemPool | PoolToken | None = None, *, pinned: bool = False) -> I
     See https://docs.cupy.dev/en/stable/reference/generated/cupy.cuda.using_allocator.html
     """
     cupy = _cupy()
-    with ExitStack() as scopes:
-        if pool is not None:
-            scopes.enter_context(use_mem_pool(pool))
-        scopes.enter_context(cupy.cuda.using_allocator(_allocate()))
-        if pinned:
-            scopes.enter_context(_cupy_pinned.using())
+    pinning = _cupy_pinned.using() if pinned else nullcontext()
+    with _plug.scope(pool), cupy.cuda.using_allocator(_allocate()), pinning:
         yield pool
 
 

@@ -22,12 +22,12 @@ import importlib
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from gpupool._frameworks import pinned_choice as _pinned_choice
 from gpupool._frameworks import plug as _plug
-from gpupool._native import Error, MemPool, PoolToken, use_mem_pool
+from gpupool._native import Error, MemPool, PoolToken
 
 __all__ = ["disable", "enable", "is_enabled", "using"]
 
@@ -114,11 +114,7 @@ def using(pool: MemPool | PoolToken | None = None, *, pinned: bool = False) -> I
         pinned: Let this thread's pinned arrays come from gpupool too, which belong to no pool.
     """
     enable()
-    with ExitStack() as scopes:
-        if pool is not None:
-            scopes.enter_context(use_mem_pool(pool))
-        if pinned:
-            scopes.enter_context(_pinned_choice.numba.in_block())
+    with _plug.scope(pool), _pinned_choice.numba.in_block() if pinned else nullcontext():
         yield pool
 
 

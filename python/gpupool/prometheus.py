@@ -13,13 +13,13 @@ https://prometheus.io/docs/instrumenting/exposition_formats/
 """
 
 import dataclasses
-import operator
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import gpupool
 from gpupool import _native
-from gpupool._frameworks.plug import require
+from gpupool._frameworks.plug import count_of, require
 from gpupool._report import summary as _summary
 
 if TYPE_CHECKING:
@@ -30,86 +30,79 @@ __all__ = ["CONTENT_TYPE", "METRICS", "Collector", "text"]
 # The HTTP header ``Content-Type`` of what :func:`text` returns.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+# The kinds of metrics whose names end so; all others are gauges.
+_KINDS = {"_total": "counter", "_info": "info"}
+
+# The meaning of every metric, by its name.
+_MEANINGS = {
+    "gpupool_up": "1 if gpupool can report its statistics, else 0.",
+    "gpupool_info": "Version and runtime of gpupool.",
+    "gpupool_device_memory_capacity_bytes": "Memory of the device.",
+    "gpupool_device_memory_free_bytes": "Free memory of the device, as its driver reports.",
+    "gpupool_device_memory_bytes": (
+        "Used memory of the device by holder: live, cached and releasing memory of gpupool's pools, library handles, "
+        "their workspaces, and other: other processes, CUDA contexts and other allocators."
+    ),
+    "gpupool_device_memory_peak_reserved_bytes": "The peak of the memory reserved by gpupool's pools.",
+    "gpupool_device_memory_attached_bytes": (
+        "Buffers of other processes that are attached for the device and in use; not part of this process's memory."
+    ),
+    "gpupool_device_allocations_total": "Blocks of memory allocated.",
+    "gpupool_device_frees_total": "Blocks of memory freed.",
+    "gpupool_device_driver_calls_total": "Calls of the driver's memory functions.",
+    "gpupool_device_moved_pages_total": "Pages of 2 MiB that were moved to where they were needed.",
+    "gpupool_device_retries_total": "Requests that were tried again after memory was released to the driver.",
+    "gpupool_device_failures_total": "Requests that failed for lack of memory.",
+    "gpupool_device_asked_neighbours_total": "Times that this process asked its neighbours for memory.",
+    "gpupool_device_received_bytes_total": "Bytes that neighbours gave back for this process.",
+    "gpupool_device_asking_seconds_total": "Time that requests waited for neighbours.",
+    "gpupool_device_asked_by_neighbours_total": "Questions of neighbours for memory, each for one kind of it.",
+    "gpupool_device_given_bytes_total": "Bytes that this process gave back for neighbours.",
+    "gpupool_framework_memory_reserved_bytes": (
+        "What a framework's own allocator has reserved, a part of the device's other memory."
+    ),
+    "gpupool_pool_memory_bytes": "Memory of a pool: live, cached, or releasing.",
+    "gpupool_pool_memory_asleep_bytes": "Live memory of a pool that is asleep, without device memory.",
+    "gpupool_pool_memory_backup_bytes": "Pinned host memory that backs up a sleeping pool.",
+    "gpupool_pool_memory_ranges_bytes": "Committed pages of a pool's memory ranges, a part of its live memory.",
+    "gpupool_pool_memory_requested_bytes": "Requested bytes of a pool's live memory.",
+    "gpupool_pool_memory_peak_live_bytes": "The peak of a pool's live memory.",
+    "gpupool_pool_memory_peak_reserved_bytes": "The peak of a pool's reserved memory.",
+    "gpupool_pool_memory_limit_bytes": "The maximum memory that a pool may reserve, if there is a limit.",
+    "gpupool_pool_live_blocks": "Live blocks of a pool.",
+    "gpupool_pool_waiting_blocks": "Live blocks of a pool that were freed and wait for other streams.",
+    "gpupool_stream_memory_bytes": "Memory of a pool for one stream: live or cached.",
+    "gpupool_pinned_memory_bytes": "Pinned memory of a NUMA node of the host: live, cached, or releasing.",
+    "gpupool_pinned_memory_requested_bytes": "Requested bytes of a NUMA node's live pinned memory.",
+    "gpupool_pinned_memory_peak_live_bytes": "The peak of a NUMA node's live pinned memory.",
+    "gpupool_pinned_memory_peak_reserved_bytes": "The peak of a NUMA node's reserved pinned memory.",
+    "gpupool_pinned_memory_limit_bytes": (
+        "The maximum pinned memory that the process may reserve on all NUMA nodes together, if there is a limit."
+    ),
+    "gpupool_pinned_live_blocks": "Live blocks of pinned memory.",
+    "gpupool_pinned_waiting_blocks": "Live blocks of pinned memory that were freed and wait for streams.",
+    "gpupool_pinned_allocations_total": "Blocks of pinned memory allocated.",
+    "gpupool_pinned_frees_total": "Blocks of pinned memory freed.",
+    "gpupool_pinned_driver_calls_total": "Calls of the driver's functions for pinned memory.",
+    "gpupool_handles": "Library handles by state: idle, held by threads, leased, or discarded.",
+    "gpupool_handles_peak_in_use": "The peak number of library handles in use.",
+    "gpupool_handles_created_total": "Library handles created.",
+    "gpupool_handles_destroyed_total": "Library handles destroyed.",
+    "gpupool_handle_memory_bytes": "Device memory that library handles took when they were created.",
+    "gpupool_handle_memory_peak_bytes": "The peak of the device memory of library handles.",
+    "gpupool_handle_workspace_bytes": "Device memory that gpupool gave to library handles as workspaces.",
+    "gpupool_handle_hits_total": "Requests for a handle that the thread's own served.",
+    "gpupool_handle_misses_total": "Requests for a handle that went to the pool.",
+    "gpupool_handle_hand_overs_total": "Misses served by an existing handle.",
+    "gpupool_handle_waits_total": "Requests that waited for a handle because of a limit.",
+    "gpupool_handle_failures_total": "Requests for and creations of handles that failed.",
+    "gpupool_handle_create_seconds_total": "Time spent creating handles.",
+}
+
 # The type and meaning of every metric, by its name.
 METRICS: dict[str, tuple[str, str]] = {
-    "gpupool_up": ("gauge", "1 if gpupool can report its statistics, else 0."),
-    "gpupool_info": ("info", "Version and runtime of gpupool."),
-    "gpupool_device_memory_capacity_bytes": ("gauge", "Memory of the device."),
-    "gpupool_device_memory_free_bytes": ("gauge", "Free memory of the device, as its driver reports."),
-    "gpupool_device_memory_bytes": (
-        "gauge",
-        "Used memory of the device by holder: live, cached and releasing memory of gpupool's pools, library handles, "
-        "their workspaces, and other: other processes, CUDA contexts and other allocators.",
-    ),
-    "gpupool_device_memory_peak_reserved_bytes": ("gauge", "The peak of the memory reserved by gpupool's pools."),
-    "gpupool_device_memory_attached_bytes": (
-        "gauge",
-        "Buffers of other processes that are attached for the device and in use; not part of this process's memory.",
-    ),
-    "gpupool_device_allocations_total": ("counter", "Blocks of memory allocated."),
-    "gpupool_device_frees_total": ("counter", "Blocks of memory freed."),
-    "gpupool_device_driver_calls_total": ("counter", "Calls of the driver's memory functions."),
-    "gpupool_device_moved_pages_total": ("counter", "Pages of 2 MiB that were moved to where they were needed."),
-    "gpupool_device_retries_total": (
-        "counter",
-        "Requests that were tried again after memory was released to the driver.",
-    ),
-    "gpupool_device_failures_total": ("counter", "Requests that failed for lack of memory."),
-    "gpupool_device_asked_neighbours_total": ("counter", "Times that this process asked its neighbours for memory."),
-    "gpupool_device_received_bytes_total": ("counter", "Bytes that neighbours gave back for this process."),
-    "gpupool_device_asking_seconds_total": ("counter", "Time that requests waited for neighbours."),
-    "gpupool_device_asked_by_neighbours_total": (
-        "counter",
-        "Questions of neighbours for memory, each for one kind of it.",
-    ),
-    "gpupool_device_given_bytes_total": ("counter", "Bytes that this process gave back for neighbours."),
-    "gpupool_framework_memory_reserved_bytes": (
-        "gauge",
-        "What a framework's own allocator has reserved, a part of the device's other memory.",
-    ),
-    "gpupool_pool_memory_bytes": ("gauge", "Memory of a pool: live, cached, or releasing."),
-    "gpupool_pool_memory_asleep_bytes": (
-        "gauge",
-        "Live memory of a pool that is asleep, without device memory.",
-    ),
-    "gpupool_pool_memory_backup_bytes": ("gauge", "Pinned host memory that backs up a sleeping pool."),
-    "gpupool_pool_memory_ranges_bytes": (
-        "gauge",
-        "Committed pages of a pool's memory ranges, a part of its live memory.",
-    ),
-    "gpupool_pool_memory_requested_bytes": ("gauge", "Requested bytes of a pool's live memory."),
-    "gpupool_pool_memory_peak_live_bytes": ("gauge", "The peak of a pool's live memory."),
-    "gpupool_pool_memory_peak_reserved_bytes": ("gauge", "The peak of a pool's reserved memory."),
-    "gpupool_pool_memory_limit_bytes": ("gauge", "The maximum memory that a pool may reserve, if there is a limit."),
-    "gpupool_pool_live_blocks": ("gauge", "Live blocks of a pool."),
-    "gpupool_pool_waiting_blocks": ("gauge", "Live blocks of a pool that were freed and wait for other streams."),
-    "gpupool_stream_memory_bytes": ("gauge", "Memory of a pool for one stream: live or cached."),
-    "gpupool_pinned_memory_bytes": ("gauge", "Pinned memory of a NUMA node of the host: live, cached, or releasing."),
-    "gpupool_pinned_memory_requested_bytes": ("gauge", "Requested bytes of a NUMA node's live pinned memory."),
-    "gpupool_pinned_memory_peak_live_bytes": ("gauge", "The peak of a NUMA node's live pinned memory."),
-    "gpupool_pinned_memory_peak_reserved_bytes": ("gauge", "The peak of a NUMA node's reserved pinned memory."),
-    "gpupool_pinned_memory_limit_bytes": (
-        "gauge",
-        "The maximum pinned memory that the process may reserve on all NUMA nodes together, if there is a limit.",
-    ),
-    "gpupool_pinned_live_blocks": ("gauge", "Live blocks of pinned memory."),
-    "gpupool_pinned_waiting_blocks": ("gauge", "Live blocks of pinned memory that were freed and wait for streams."),
-    "gpupool_pinned_allocations_total": ("counter", "Blocks of pinned memory allocated."),
-    "gpupool_pinned_frees_total": ("counter", "Blocks of pinned memory freed."),
-    "gpupool_pinned_driver_calls_total": ("counter", "Calls of the driver's functions for pinned memory."),
-    "gpupool_handles": ("gauge", "Library handles by state: idle, held by threads, leased, or discarded."),
-    "gpupool_handles_peak_in_use": ("gauge", "The peak number of library handles in use."),
-    "gpupool_handles_created_total": ("counter", "Library handles created."),
-    "gpupool_handles_destroyed_total": ("counter", "Library handles destroyed."),
-    "gpupool_handle_memory_bytes": ("gauge", "Device memory that library handles took when they were created."),
-    "gpupool_handle_memory_peak_bytes": ("gauge", "The peak of the device memory of library handles."),
-    "gpupool_handle_workspace_bytes": ("gauge", "Device memory that gpupool gave to library handles as workspaces."),
-    "gpupool_handle_hits_total": ("counter", "Requests for a handle that the thread's own served."),
-    "gpupool_handle_misses_total": ("counter", "Requests for a handle that went to the pool."),
-    "gpupool_handle_hand_overs_total": ("counter", "Misses served by an existing handle."),
-    "gpupool_handle_waits_total": ("counter", "Requests that waited for a handle because of a limit."),
-    "gpupool_handle_failures_total": ("counter", "Requests for and creations of handles that failed."),
-    "gpupool_handle_create_seconds_total": ("counter", "Time spent creating handles."),
+    name: (next((kind for end, kind in _KINDS.items() if name.endswith(end)), "gauge"), meaning)
+    for name, meaning in _MEANINGS.items()
 }
 
 # The default number of pools with series of their own; pools may come and go by thousands.
@@ -151,7 +144,7 @@ class Collector:
 
     def __init__(self, *, pools: int = _POOLS, streams: int = 0) -> None:
         require("prometheus_client", (), "prometheus-client")
-        self._pools, self._streams = _count("pools", pools), _count("streams", streams)
+        self._pools, self._streams = count_of("pools", pools), count_of("streams", streams)
 
     def describe(self) -> "Iterable[Metric]":
         """Return every metric without its samples, for the registry to know the names."""
@@ -168,20 +161,10 @@ def _family(name: str, samples: Sequence[_Sample]) -> "Metric":
 
     kind, meaning = METRICS[name]
     # prometheus_client has counters and infos by their names without the suffixes.
-    family = Metric(name.removesuffix("_total").removesuffix("_info"), meaning, kind)
+    family = Metric(functools.reduce(str.removesuffix, _KINDS, name), meaning, kind)
     for labels, value in samples:
         family.add_sample(name, labels, value)
     return family
-
-
-def _count(what: str, number: Any) -> int:
-    try:
-        count = operator.index(number)
-    except TypeError:
-        count = -1
-    if count < 0 or isinstance(number, bool):
-        raise gpupool.InvalidValue(f"{what} must be a whole number from 0, not {number!r}")
-    return count
 
 
 def _samples(pools: int, streams: int) -> dict[str, list[_Sample]]:

@@ -36,7 +36,6 @@ from gpupool._native import (
     device_count,
     empty,
     empty_pinned,
-    use_mem_pool,
 )
 
 __all__ = ["allocator", "disable", "enable", "is_enabled", "pinned_resource", "resource", "using"]
@@ -96,13 +95,18 @@ def _native_module() -> Any:
                     f"gpupool has no resource in C++ for RMM {rmm.__version__}: {reason}. Each request of RMM's runs "
                     "Python, which takes microseconds",
                     RuntimeWarning,
-                    stacklevel=3,
+                    stacklevel=4,
                 )
         return _module or None
 
 
-def _ordinal(device: int | None) -> int:
-    return current_device() if device is None else _plug.index_of("device", device, "a device's ordinal, or None")
+def _made(name: str, device: int | None, *functions: Callable[..., Any]) -> Any:
+    """Return a resource in C++, of a class of the module's; without the module one that calls the functions."""
+    mr = _rmm().mr
+    accepted = "a device's ordinal, or None"
+    ordinal = current_device() if device is None else _plug.index_of("device", device, accepted)
+    native = _native_module()
+    return mr.CallbackMemoryResource(*functions) if native is None else getattr(native, name)(ordinal)
 
 
 def resource(device: int | None = None) -> Any:
@@ -121,12 +125,7 @@ def resource(device: int | None = None) -> Any:
 
     See https://docs.rapids.ai/api/rmm/stable/python_api/
     """
-    mr = _rmm().mr
-    ordinal = _ordinal(device)
-    native = _native_module()
-    if native is None:
-        return mr.CallbackMemoryResource(_allocate, _deallocate)
-    return native.MemoryResource(ordinal)
+    return _made("MemoryResource", device, _allocate, _deallocate)
 
 
 def pinned_resource(device: int | None = None) -> Any:
@@ -145,12 +144,7 @@ def pinned_resource(device: int | None = None) -> Any:
 
     See https://docs.rapids.ai/api/rmm/stable/python_api/
     """
-    mr = _rmm().mr
-    ordinal = _ordinal(device)
-    native = _native_module()
-    if native is None:
-        return mr.CallbackMemoryResource(_allocate_pinned, _deallocate_pinned)
-    return native.PinnedMemoryResource(ordinal)
+    return _made("PinnedMemoryResource", device, _allocate_pinned, _deallocate_pinned)
 
 
 # The resource of each device that is enabled, and the one before it.
@@ -218,10 +212,7 @@ def using(pool: MemPool | PoolToken | None = None) -> Iterator[Any]:
             pool whose scope the thread is in.
     """
     enable()
-    if pool is None:
-        yield None
-        return
-    with use_mem_pool(pool):
+    with _plug.scope(pool):
         yield pool
 
 

@@ -11,19 +11,20 @@ workers import it too.
 """
 
 import dataclasses
+import functools
 import importlib
 import json
 import numbers
-import operator
 import os
 import socket
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import gpupool
 from gpupool import Error, HandlePool, InvalidValue, _native
+from gpupool._frameworks import plug as _plug
 from gpupool._report import summary as _summary
 from gpupool._report.printable import printable
 
@@ -70,37 +71,13 @@ class Settings:
     """The process's name as a neighbour, by default that of the worker in error messages."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.enable, str):
-            raise InvalidValue(f"enable is a list of names: give [{self.enable!r}]")
-        if not isinstance(self.enable, Iterable):
-            raise InvalidValue(f"enable is a list of names, not {self.enable!r}")
-        enable = tuple(self.enable)
-        for name in enable:
-            if name not in _FRAMEWORKS:
-                raise InvalidValue(f"{name!r} is not a framework to enable; there are: {', '.join(_FRAMEWORKS)}")
-        memory_fraction = None if self.memory_fraction is None else _fraction("memory_fraction", self.memory_fraction)
-        memory_bytes = None if self.memory_bytes is None else _count("memory_bytes", self.memory_bytes, 0)
-        guarantee, most = (
-            None if value is None else _count(name, value, 0)
-            for name, value in (("guarantee", self.guarantee), ("most", self.most))
-        )
-        if most is not None and most < (guarantee or 0):
-            raise InvalidValue(f"guarantee={guarantee} is above most={most}: lower the guarantee, or raise the most")
-        priority = None if self.priority is None else _count("priority", self.priority, -(2**31), 2**31)
-        if not isinstance(self.name, str | None):
-            raise InvalidValue(f"name={self.name!r} is no text")
         # The settings are compared and sent in one form, and do not change when the caller's own objects do.
-        for field, value in (
-            ("enable", enable),
-            ("memory_fraction", memory_fraction),
-            ("memory_bytes", memory_bytes),
-            ("handle_limits", _counts("handle_limits", self.handle_limits, 1)),
-            ("warm", _counts("warm", self.warm, 0)),
-            ("guarantee", guarantee),
-            ("most", most),
-            ("priority", priority),
-        ):
-            object.__setattr__(self, field, value)
+        for field, check in _CHECKS.items():
+            object.__setattr__(self, field, check(field, getattr(self, field)))
+        if self.most is not None and self.most < (self.guarantee or 0):
+            raise InvalidValue(
+                f"guarantee={self.guarantee} is above most={self.most}: lower the guarantee, or raise the most"
+            )
 
     def to_json(self) -> str:
         """Return the settings that differ from the defaults, as JSON for ``GPUPOOL_WORKER``."""
@@ -142,6 +119,18 @@ class Settings:
             raise InvalidValue(f"{VARIABLE}: {error}") from error
 
 
+def _names(what: str, names: Any) -> tuple[str, ...]:
+    if isinstance(names, str):
+        raise InvalidValue(f"{what} is a list of names: give [{names!r}]")
+    if not isinstance(names, Iterable):
+        raise InvalidValue(f"{what} is a list of names, not {names!r}")
+    found = tuple(names)
+    for name in found:
+        if name not in _FRAMEWORKS:
+            raise InvalidValue(f"{name!r} is not a framework to enable; there are: {', '.join(_FRAMEWORKS)}")
+    return found
+
+
 def _fraction(what: str, value: Any) -> float:
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not is_number or not 0 <= value <= 1:
@@ -149,22 +138,34 @@ def _fraction(what: str, value: Any) -> float:
     return float(value)
 
 
-def _count(what: str, value: Any, least: int, end: int = 2**63) -> int:
-    try:
-        count = operator.index(value)
-    except TypeError:
-        count = end
-    if not least <= count < end or isinstance(value, bool):
-        raise InvalidValue(
-            f"{what} must be a whole number from {least} to 2**{end.bit_length() - 1} - 1, not {value!r}"
-        )
-    return count
-
-
 def _counts(what: str, counts: Any, least: int) -> dict[str, int]:
     if not isinstance(counts, Mapping):
         raise InvalidValue(f"{what} gives a number for each name of a pool, as in {{'cublas': 2}}; it is {counts!r}")
-    return {_pool(name).name: _count(f"{what}[{name!r}]", count, least) for name, count in counts.items()}
+    return {_pool(name).name: _plug.count_of(f"{what}[{name!r}]", count, least) for name, count in counts.items()}
+
+
+def _text(what: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise InvalidValue(f"{what}={value!r} is no text")
+    return value
+
+
+def _optional(check: Callable[..., Any], *bounds: int) -> Callable[[str, Any], Any]:
+    return lambda what, value: None if value is None else check(what, value, *bounds)
+
+
+# What returns a setting in its one form, or raises InvalidValue.
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "enable": _names,
+    "memory_fraction": _optional(_fraction),
+    "memory_bytes": _optional(_plug.count_of),
+    "handle_limits": functools.partial(_counts, least=1),
+    "warm": functools.partial(_counts, least=0),
+    "guarantee": _optional(_plug.count_of),
+    "most": _optional(_plug.count_of),
+    "priority": _optional(_plug.count_of, -(2**31), 2**31),
+    "name": _optional(_text),
+}
 
 
 def _pool(name: str) -> HandlePool:

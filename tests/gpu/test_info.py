@@ -85,10 +85,6 @@ def test_libraries_are_the_copies_of_the_frameworks():
     assert [problem for problem in gpupool.info().problems if "copies of libcublas" in problem.what] == []
 
 
-def test_frameworks_say_whose_their_memory_is():
-    run_program("telling/cupys_allocator.py")
-
-
 @pytest.mark.thorough
 def test_pytorch_says_whose_its_memory_is():
     if not import_or_skip("torch").cuda.is_available():

@@ -39,9 +39,3 @@ def test_a_program_of_cupys():
     printed, report = run("--cupy", "--report", PROGRAMS / "run" / "cupy_plain.py")
     assert printed == "done\n"
     reported(report)
-
-
-def test_a_limit_of_cupys_holds():
-    printed, report = run("--cupy", "--report", PROGRAMS / "run" / "cupy_plain.py", CUPY_GPU_MEMORY_LIMIT="50%")
-    assert printed == "done\n"
-    reported(report)

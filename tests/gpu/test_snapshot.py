@@ -53,39 +53,3 @@ def test_keys_are_those_of_this_pytorch():
 @pytest.mark.usefixtures("viz")
 def test_tensors_in_our_memory_show():
     run_prepared_program("telling/snapshot_of_tensors.py")
-
-
-def test_a_dump_at_out_of_memory(recorded, tmp_path):
-    path = tmp_path / "oom.pickle"
-
-    def dump(device, nbytes):
-        gpupool.dump_snapshot(path, device)
-        return False
-
-    callback = gpupool.on_oom(dump)
-    held = gpupool.empty(10 * MIB)
-    try:
-        gpupool.set_per_process_memory_fraction(0.01)
-        with pytest.raises(gpupool.OutOfMemory):
-            gpupool.empty(10 << 30)
-    finally:
-        gpupool.set_per_process_memory_fraction(1.0)
-        callback.remove()
-    trace = pickle.loads(path.read_bytes())["device_traces"][0]
-    [oom] = [entry for entry in trace if entry["action"] == "oom"]
-    assert (oom["size"], held.nbytes) == (10 << 30, 10 * MIB)
-    assert 0 < oom["device_free"] < 1 << 40
-
-
-def test_handles_of_real_libraries_have_events(recorded):
-    pools = [pool for pool in (gpupool.cublas, gpupool.cusparse, gpupool.cusolver) if pool.available]
-    if not pools:
-        pytest.skip("needs a library")
-    stream = gpupool.Stream()
-    for pool in pools:
-        pool.trim()
-        with pool.lease(stream) as handle:
-            taken = int(handle)
-        events = [event for event in gpupool.memory_snapshot()["handle_events"] if event["library"] == pool.name]
-        assert [event["action"] for event in events][-2:] == ["take", "give_back"]
-        assert events[-1]["handle"] == taken

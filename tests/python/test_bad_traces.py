@@ -148,20 +148,21 @@ def test_numbers_at_the_edge_of_64_bits(run, tmp_path, key, number, action):
     run(write(tmp_path / "s", history, segments=[segment(0, block(MIB))]))
 
 
-@pytest.mark.parametrize("key", ["address", "total_size", "stream", "device", "segment_pool_id"])
-@pytest.mark.parametrize("value", [(1 << 64) - 1, 1 << 63, -1, None, [], "x", (1 << 63, -5), (1, [])])
-def test_values_of_segments(run, tmp_path, key, value):
-    damaged = segment(0, block(MIB, "active_allocated", MIB))
-    damaged[key] = value
-    run(write(tmp_path / "s", [entry("alloc", 4096, 512)], segments=[damaged, segment(MIB, block(MIB))]))
+WRONG = [(1 << 64) - 1, 1 << 63, -1, None, [], [[]], "x", (1 << 63, -5), (1, []), {"name": 1 << 63}]
+KEYS = {
+    "segment": ("address", "total_size", "stream", "device", "segment_pool_id"),
+    "block": ("address", "size", "requested_size", "state", "frames"),
+    "handle event": ("time_us", "library", "action", "handle"),
+}
 
 
-@pytest.mark.parametrize("key", ["address", "size", "requested_size", "state", "frames"])
-@pytest.mark.parametrize("value", [(1 << 64) - 1, 1 << 63, -1, None, [], [[]], "x", {"name": 1 << 63}])
-def test_values_of_blocks(run, tmp_path, key, value):
-    damaged = segment(0, block(MIB, "active_allocated", MIB), block(MIB))
-    damaged["blocks"][0][key] = value
-    run(write(tmp_path / "s", [entry("alloc", 4096, 512)], segments=[damaged]))
+@pytest.mark.parametrize(("part", "key"), [(part, key) for part, keys in KEYS.items() for key in keys])
+@pytest.mark.parametrize("value", WRONG)
+def test_values(run, tmp_path, part, key, value):
+    damaged, event = segment(0, block(MIB, "active_allocated", MIB), block(MIB)), handle(60, "cudnn", "create", 2)
+    {"segment": damaged, "block": damaged["blocks"][0], "handle event": event}[part][key] = value
+    segments, events = [damaged, segment(2 * MIB, block(MIB))], [handle(0, "cudnn", "take", 1), event]
+    run(write(tmp_path / "s", [entry("alloc", 4096, 512)], segments=segments, handle_events=events))
 
 
 @pytest.mark.parametrize("part", [None, 5, "address", ["address"], {"address": 0}])
@@ -171,15 +172,6 @@ def test_blocks_that_are_none(run, tmp_path, part):
     code, error = run(write(tmp_path / "s", [entry("alloc", 4096, 512)], segments=[damaged]))
     assert code == 1
     assert "segments[0]: " in error
-
-
-@pytest.mark.parametrize("key", ["time_us", "library", "action", "handle"])
-@pytest.mark.parametrize("value", [(1 << 64) - 1, 1 << 63, -1, None, [], "x"])
-def test_values_of_handle_events(run, tmp_path, key, value):
-    damaged = handle(60, "cudnn", "create", 2)
-    damaged[key] = value
-    path = write(tmp_path / "s", [entry("alloc", 0, 512)], handle_events=[handle(0, "cudnn", "take", 1), damaged])
-    run(path)
 
 
 @pytest.mark.parametrize("name", ["segments", "device_traces", "handle_events"])

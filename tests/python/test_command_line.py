@@ -24,12 +24,6 @@ def test_demo_that_fails_says_why():
     assert done.stderr.startswith("gpupool: out of memory on device 0: host: allocate failed")
 
 
-def test_wrong_numbers():
-    done = start_command("demo", "--threads", "0")
-    assert done.returncode == 2
-    assert "--threads and --waves must be at least 1" in done.stderr
-
-
 @pytest.mark.parametrize("command", ["info", "run", "replay", "top"])
 def test_what_a_command_does_not_know_is_said_with_its_own_usage(command, capsys):
     with pytest.raises(SystemExit, match="2"):

@@ -209,7 +209,15 @@ def test_a_device_that_is_too_small_for_all(pieces):
 
 @pytest.mark.parametrize(
     ("text", "nbytes"),
-    [("22GiB", 22 << 30), ("1.5 GiB", 3 << 29), ("24G", 24 << 30), ("24 GB", 24 * 10**9), ("512", 512), ("8kB", 8000)],
+    [
+        ("22GiB", 22 << 30),
+        ("1.5 GiB", 3 << 29),
+        ("24G", 24 << 30),
+        ("24 GB", 24 * 10**9),
+        ("512", 512),
+        ("8kB", 8000),
+        ("2g", 2 << 30),
+    ],
 )
 def test_sizes_as_people_write_them(text, nbytes):
     assert _units.parse_size(text) == nbytes
@@ -220,12 +228,6 @@ def test_sizes_that_are_none(text, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["replay", LOG, "--memory", text])
     assert f"argument --memory: {text!r} is" in capsys.readouterr().err
-
-
-def test_png_of_one_allocator(pieces, tmp_path, capsys):
-    output = tmp_path / "out.png"
-    assert main(["replay", pieces, "-o", str(output)]) == 0
-    assert output.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
@@ -241,8 +243,8 @@ def test_png_of_one_allocator(pieces, tmp_path, capsys):
             ["--lag", "30", "--allocator", "async"],
             "--lag simulates a device, which has gpupool's allocator alone; leave --allocator out",
         ),
-        (["--lag", "-1"], f"--lag must be at least 0 and at most {MAX_LAG}"),
-        (["--lag", str(10**30)], f"--lag must be at least 0 and at most {MAX_LAG}"),
+        (["--lag", "-1"], f"argument --lag: '-1' is not from 0 to {MAX_LAG}"),
+        (["--lag", str(10**30)], f"argument --lag: '{10**30}' is not from 0 to {MAX_LAG}"),
     ],
 )
 def test_options_that_do_not_go_together(arguments, message, capsys):

@@ -74,21 +74,17 @@ def test_without_a_gpu_it_says_so_and_what_is_simulated_and_that_is_no_failure()
     assert "Problems none" in said
 
 
-def test_libraries_that_are_missing_come_with_the_command_and_are_no_failure(command):
-    code, info = command()
+def test_it_tries_every_device_and_library_and_what_is_missing_comes_with_the_command(command):
+    code, info = command(GPUPOOL_HOST_DEVICES="2")
+    simulated = by_name(info["libraries"])["simulated"]
+    assert (info["smoke_test"], info["runtime"]["name"]) == (True, "host")
+    assert [device["allocation"]["seconds"] > 0 for device in info["devices"]] == [True, True]
+    assert [simulated["handles"][ordinal]["seconds"] > 0 for ordinal in ("0", "1")] == [True, True]
     cusparse = by_name(info["libraries"])["cusparse"]
     assert (code, info["ok"], cusparse["state"]) == (0, True, "missing")
     assert cusparse["remedy"].startswith("Install it with: pip install nvidia-cusparse\n")
     _, lines = shown(start_bare_command)
     assert "  cusparse    missing: pip install nvidia-cusparse" in lines
-
-
-def test_the_smoke_test_tries_every_device_and_library(command):
-    code, info = command(GPUPOOL_HOST_DEVICES="2")
-    simulated = by_name(info["libraries"])["simulated"]
-    assert (code, info["smoke_test"], info["runtime"]["name"]) == (0, True, "host")
-    assert [device["allocation"]["seconds"] > 0 for device in info["devices"]] == [True, True]
-    assert [simulated["handles"][ordinal]["seconds"] > 0 for ordinal in ("0", "1")] == [True, True]
 
 
 def test_without_the_smoke_test_nothing_is_loaded_or_made(command, tmp_path):
@@ -156,12 +152,20 @@ def test_a_runtime_that_cannot_be_had_is_a_failure(command, wanted, said):
     assert errors(info)[0].startswith(said)
 
 
-def test_a_path_that_leads_nowhere_is_one_failure(command):
-    code, info = command(GPUPOOL_CUSPARSE_PATH="/nowhere/libcusparse.so.12")
-    assert code == 1
-    assert len(errors(info)) == 1
-    assert errors(info)[0].startswith("GPUPOOL_CUSPARSE_PATH=/nowhere/libcusparse.so.12 leads nowhere")
-    assert by_name(info["libraries"])["cusparse"]["state"] == "broken"
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("GPUPOOL_CUSPARSE_PATH", "/nowhere/libcusparse.so.12", "GPUPOOL_CUSPARSE_PATH=/nowhere/{} leads nowhere"),
+        ("GPUPOOL_WORKER", "{", "GPUPOOL_WORKER: the settings are not JSON"),
+        ("GPUPOOL_ENABLE", "torch,numpy", "GPUPOOL_ENABLE names 'numpy', which gpupool cannot enable"),
+    ],
+)
+def test_a_variable_that_cannot_be_right_is_one_failure(command, variable, value, said):
+    code, info = command(**{variable: value})
+    assert (code, len(errors(info))) == (1, 1)
+    assert errors(info)[0].startswith(said.format("libcusparse.so.12"))
+    state = by_name(info["libraries"])["cusparse"]["state"]
+    assert state == ("broken" if variable == "GPUPOOL_CUSPARSE_PATH" else "missing")
 
 
 def test_a_file_that_cannot_be_loaded_is_a_failure(command, tmp_path):
@@ -199,18 +203,6 @@ def test_every_variable_that_the_sources_read_is_known():
     assert sources
     named = {name for source in sources for name in re.findall(r'"(GPUPOOL_[A-Z0-9_]*[A-Z0-9])"', source.read_text())}
     assert named <= set(variables.GPUPOOL)
-
-
-def test_settings_of_workers_that_cannot_be_read_are_a_failure(command):
-    code, info = command(GPUPOOL_WORKER="{")
-    assert code == 1
-    assert errors(info)[0].startswith("GPUPOOL_WORKER: the settings are not JSON")
-
-
-def test_frameworks_that_cannot_be_enabled_are_a_failure(command):
-    code, info = command(GPUPOOL_ENABLE="torch,numpy")
-    assert code == 1
-    assert errors(info)[0].startswith("GPUPOOL_ENABLE names 'numpy', which gpupool cannot enable")
 
 
 def test_those_that_matter_are_listed_if_they_are_set(command):
@@ -417,11 +409,8 @@ def test_what_hip_tells_of_a_device(hip):
     assert (device["compute_capability"], device["total_bytes"]) == (None, 1 << 30)
     assert set(by_name(info["libraries"])) == {"miopen", "hipblas", "hipblaslt", "hipsolver", "hipsparse"}
     assert by_name(info["libraries"])["miopen"]["handles"]["1"]["seconds"] > 0
-
-
-def test_a_device_of_amds_without_a_serial_number_has_no_uuid(hip):
-    _, info = told(hip, FAKE_UUID="XX")
-    assert info["devices"][0]["uuid"] is None
+    # One without a serial number.
+    assert told(hip, FAKE_UUID="XX")[1]["devices"][0]["uuid"] is None
 
 
 def test_hip_leaves_the_current_device(hip):
@@ -485,26 +474,14 @@ def run(tmp_path):
     return framework_machine(tmp_path)
 
 
-def test_cupys_allocator(run):
-    cupy = pytest.importorskip("cupy")
-    run("frameworks/allocators.py", "cupys")
-    packages = framework("cupy").packages
-    assert cupy.__version__ in packages.values()
-
-
-def test_rmms_resources(run):
-    pytest.importorskip("rmm")
-    run("frameworks/allocators.py", "rmms")
-
-
-def test_numbas_memory_manager(run):
-    pytest.importorskip("numba_cuda")
-    run("frameworks/allocators.py", "numbas")
-
-
-def test_cuda_cores_resources_are_each_threads_own(run):
-    pytest.importorskip("cuda.core")
-    run("frameworks/allocators.py", "cuda_cores")
+@pytest.mark.parametrize(
+    ("module", "whose"), [("cupy", "cupys"), ("rmm", "rmms"), ("numba_cuda", "numbas"), ("cuda.core", "cuda_cores")]
+)
+def test_a_real_frameworks_allocator(run, module, whose):
+    framework_of = pytest.importorskip(module)
+    run("frameworks/allocators.py", whose)
+    if module == "cupy":
+        assert framework_of.__version__ in framework("cupy").packages.values()
 
 
 # The answer's form.

@@ -42,15 +42,30 @@ def test_growing_moving_and_giving_back_are_told_at_debug():
     )
 
 
-def test_memory_found_after_all_is_told():
-    told = forks.run_program("telling/logs.py", "find_memory_after_all", "INFO")
-    assert re.search(r"pool \(0, 1\) on device 0: found 31457280 bytes after \d", told)
-
-
-def test_a_callback_of_segments_that_raises_is_told():
-    told = forks.run_program("telling/logs.py", "fail_to_register", "INFO")
-    who, why = r"fail_to_register\.<locals>\.register, a callback of on_segment", "OSError: no room to register"
-    assert re.search(rf"WARNING gpupool\.memory pool \(0, 1\): {who}, raised {why} for .*Added", told), told
+@pytest.mark.parametrize(
+    ("function", "patterns"),
+    [
+        ("find_memory_after_all", [r"pool \(0, 1\) on device 0: found 31457280 bytes after \d"]),
+        (
+            "fail_to_register",
+            [
+                r"WARNING gpupool\.memory pool \(0, 1\): fail_to_register\.<locals>\.register, a callback of "
+                r"on_segment, raised OSError: no room to register for .*Added"
+            ],
+        ),
+        (
+            "fail_to_make_a_handle",
+            [
+                "INFO gpupool.handle giving back what is not in use for a handle, as there was no memory for it: "
+                "simulated: ",
+                "INFO gpupool.handle no handle could be made: simulated: ",
+            ],
+        ),
+    ],
+)
+def test_what_goes_wrong_is_told(function, patterns):
+    told = forks.run_program("telling/logs.py", function, "INFO")
+    assert [pattern for pattern in patterns if not re.search(pattern, told)] == [], told
 
 
 @pytest.mark.parametrize("function", ["fail_to_register_in_a_thread", "warn_as_the_process_ends"])
@@ -59,15 +74,6 @@ def test_warnings_are_told_at_the_level_of_warnings(function):
     assert re.fullmatch(r"WARNING gpupool\.memory pool \(0, 1\): .* raised OSError: no room to register .*\n", told), (
         told
     )
-
-
-def test_a_handle_that_fails_and_one_that_memory_had_to_be_given_back_for_are_told():
-    told = forks.run_program("telling/logs.py", "fail_to_make_a_handle", "INFO")
-    assert (
-        "INFO gpupool.handle giving back what is not in use for a handle, as there was no memory for it: simulated: "
-        in told
-    )
-    assert "INFO gpupool.handle no handle could be made: simulated: " in told
 
 
 def test_waits_at_a_limit_are_told():

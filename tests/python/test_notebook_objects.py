@@ -78,19 +78,13 @@ def test_a_pool_shows_what_its_repr_tells(pool):
     for told in (str(pool.id), "0 (simulated)", "64.0 MiB", f"{stats.live_bytes} B", f"{stats.reserved_bytes} B"):
         assert told in shown
     assert "closed" not in shown
-
-
-def test_a_closed_pool_shows_that_it_is(pool):
-    pool.close()
-    assert "closed" in repr(pool)
-    assert "closed" in text_of(pool._repr_html_())
-
-
-def test_a_pool_that_sleeps_shows_that_it_does(pool):
     pool.sleep()
     assert "asleep" in text_of(pool._repr_html_())
     pool.wake()
     assert "asleep" not in text_of(pool._repr_html_())
+    pool.close()
+    assert "closed" in repr(pool)
+    assert "closed" in text_of(pool._repr_html_())
 
 
 def test_a_pool_that_was_not_made_has_its_repr_alone():

@@ -158,15 +158,6 @@ def test_one_collector_is_registered_once_and_tells_its_names_without_gathering(
     registry.register(prometheus.Collector())
 
 
-def test_names_are_escaped(client, make_pool, nothing_left):
-    count = iter(range(1, 9))
-    pool = gpupool.HandlePool('odd "name" \\ of\ntwo lines', lambda: next(count), lambda handle: None)
-    pool.handle()
-    created = values(prometheus.text(), "gpupool_handles_created_total", device="0")
-    assert created[('odd "name" \\ of\ntwo lines',)] == 1
-    pool.close()
-
-
 def test_pools_beyond_the_largest_are_one_series(client, nothing_left):
     stream = gpupool.Stream()
     pools, buffers = [gpupool.MemPool() for _ in range(30)], []
@@ -235,7 +226,7 @@ def test_counters_do_not_go_back_when_pools_go(client, nothing_left):
 @pytest.mark.parametrize("number", [-1, 1.5, "2", None])
 def test_numbers_that_cannot_be_right_are_refused(client, number):
     for name in ("pools", "streams"):
-        with pytest.raises(gpupool.InvalidValue, match=f"{name} must be a whole number from 0, not {number!r}"):
+        with pytest.raises(gpupool.InvalidValue, match=f"{name} must be a whole number from 0 .*, not {number!r}"):
             prometheus.text(**{name: number})
         with pytest.raises(gpupool.InvalidValue, match=name):
             prometheus.Collector(**{name: number})

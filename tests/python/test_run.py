@@ -157,7 +157,7 @@ def test_a_python_that_is_to_be_safe_adds_no_folder_to_the_path():
     [
         ((), "name a script, or a module after -m"),
         (("-m",), "name a script, or a module after -m"),
-        (("--max-entries", "0", "x.py"), "--max-entries must be at least 1"),
+        (("--max-entries", "0", "x.py"), "argument --max-entries: '0' is not from 1 to"),
         (("--nvmath", "x.py"), "--nvmath"),
         (("--snapshot",), "--snapshot"),
         (("--guarantee", "much", "x.py"), "'much' is not a size"),

@@ -99,10 +99,6 @@ def test_the_total_is_what_memory_stats_says(nothing_left):
     buffer.free()
 
 
-def test_without_a_device_it_is_every_device_in_use_else_the_current_one():
-    run_program("telling/summaries.py", "is_of_every_device_in_use")
-
-
 def test_a_device_that_is_not_there_is_refused():
     with pytest.raises(gpupool.InvalidValue, match="no device 7"):
         gpupool.memory_summary(7)
@@ -226,16 +222,28 @@ def test_peaks_are_reset_for_one_pool(nothing_left):
         gpupool.simulated.reset_peak_stats(7)
 
 
-def test_frameworks_that_are_imported_are_asked(check):
-    check("those_that_are_imported_are_asked")
+@pytest.mark.parametrize(
+    "what",
+    [
+        "those_that_are_imported_are_asked",
+        "one_that_cannot_answer_keeps_nobody_else_from_it",
+        "what_gpupool_feeds_pytorch_is_counted_once",
+    ],
+)
+def test_frameworks_are_asked(check, what):
+    check(what)
 
 
-def test_a_framework_that_cannot_answer_keeps_nobody_else_from_it(check):
-    check("one_that_cannot_answer_keeps_nobody_else_from_it")
-
-
-def test_what_gpupool_feeds_pytorch_is_counted_once(check):
-    check("what_gpupool_feeds_pytorch_is_counted_once")
+@pytest.mark.parametrize(
+    ("what", "variables"),
+    [
+        ("is_of_every_device_in_use", {}),
+        # A runtime that cannot be had shows that none is asked for.
+        ("of_nothing_imports_and_starts_nothing", {"GPUPOOL_RUNTIME": "nothing"}),
+    ],
+)
+def test_the_summary_of_a_process(what, variables):
+    run_program("telling/summaries.py", what, **variables)
 
 
 def test_simulated_devices_have_no_memory_of_frameworks(monkeypatch):
@@ -245,11 +253,6 @@ def test_simulated_devices_have_no_memory_of_frameworks(monkeypatch):
     cuda = types.SimpleNamespace(is_initialized=fail)
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
     assert of_device(0).frameworks == ()
-
-
-def test_nothing_is_imported_nor_started_by_the_summary_of_nothing():
-    # A runtime that cannot be had shows that none is asked for.
-    run_program("telling/summaries.py", "of_nothing_imports_and_starts_nothing", GPUPOOL_RUNTIME="nothing")
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="logging imports dataclasses")
@@ -270,29 +273,19 @@ class _PoolOptions(ctypes.Structure):
     )
 
 
-def test_a_pool_that_a_framework_made_has_the_framework_s_name_beside_its_id():
+@pytest.mark.parametrize(
+    ("name", "shown"), [("PyTorch's (0, 3)", "PyTorch's (0, 3)"), ("a\nb\x1b[31m", r"a\nb\x1b[31m")]
+)
+def test_a_pool_that_a_framework_made_has_the_framework_s_name_beside_its_id(name, shown):
     pool = ctypes.c_void_p()
-    options = _PoolOptions(size=ctypes.sizeof(_PoolOptions), name=b"PyTorch's (0, 3)")
+    options = _PoolOptions(size=ctypes.sizeof(_PoolOptions), name=name.encode())
     assert function("pool_create")(0, ctypes.byref(options), ctypes.byref(pool)) == 0
     try:
         (found,) = [each for each in of_device(0).pools if each.given_name is not None]
-        assert (found.given_name, found.name) == ("PyTorch's (0, 3)", str(found.id))
+        assert (found.given_name, found.name) == (name, str(found.id))
         summary = gpupool.memory_summary(0)
-        assert f'\n{found.id} "PyTorch\'s (0, 3)"  ' in str(summary)
-        assert "PyTorch's (0, 3)" in [
-            each["given_name"] for each in json.loads(summary.to_json())["devices"][0]["pools"]
-        ]
-    finally:
-        assert function("pool_release")(pool) == 0
-
-
-def test_a_name_is_shown_on_one_line():
-    pool = ctypes.c_void_p()
-    options = _PoolOptions(size=ctypes.sizeof(_PoolOptions), name=b"a\nb\x1b[31m")
-    assert function("pool_create")(0, ctypes.byref(options), ctypes.byref(pool)) == 0
-    try:
-        shown = str(gpupool.memory_summary(0))
-        assert '"a\\nb\\x1b[31m"  ' in shown
-        assert "\x1b" not in shown
+        # On one line of the table.
+        assert f'\n{found.id} "{shown}"  ' in str(summary)
+        assert name in [each["given_name"] for each in json.loads(summary.to_json())["devices"][0]["pools"]]
     finally:
         assert function("pool_release")(pool) == 0

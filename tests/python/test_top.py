@@ -197,6 +197,7 @@ def test_nvml_counts_where_there_is_no_context(nvml, tell, driver, monkeypatch):
     assert (first.total_bytes, first.used_bytes, first.free_bytes, first.others_bytes) == (90, 30, 60, 18)
     # The driver itself, where it can.
     assert second.free_bytes == 4 * GIB
+    assert Nvml().memory("GPU-2") is None
 
 
 @pytest.mark.parametrize(
@@ -207,11 +208,6 @@ def test_nvml_counts_where_there_is_no_context(nvml, tell, driver, monkeypatch):
 def test_nvml_that_does_not_tell(nvml, library):
     nvml(library)
     assert Nvml().memory("GPU-1") is None
-
-
-def test_nvml_that_does_not_know_the_device(nvml):
-    nvml(Library())
-    assert (Nvml().memory("GPU-1"), Nvml().memory("GPU-2")) == ((30, 60), None)
 
 
 # The table.
@@ -489,11 +485,6 @@ def test_without_the_libraries_the_table_is_plain_lines(tell, capsys, monkeypatc
     assert capsys.readouterr().out.splitlines()[1:] == shown
 
 
-def test_without_the_libraries_a_terminal_is_told_which_command_brings_them():
-    with Top("--interval", "3600", by=("env", f"PYTHONPATH={Path(__file__).parent / 'programs' / 'shared' / 'bare'}")):
-        pass
-
-
 # In a terminal.
 
 PROGRAM = str(PROGRAMS / "command_line" / "top.py")
@@ -692,23 +683,26 @@ def test_the_live_table_follows_the_size_of_the_terminal():
         assert top.end() == 0
 
 
-def test_ctrl_c_leaves_the_terminal_as_it_was():
-    with Top("--interval", "3600") as top:
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        pytest.param(lambda top: top.press(b"\x03"), 130, id="Ctrl-C"),
+        pytest.param(lambda top: top.process.terminate(), 128 + signal.SIGTERM, id="being ended"),
+        # The program's second look fails.
+        pytest.param(lambda top: top.press(b" "), 1, id="an error"),
+    ],
+)
+def test_whatever_ends_it_leaves_the_terminal_as_it_was(end, code):
+    with Top("--interval", "3600", GPUPOOL_LOOKS="1") as top:
         while b"every 3600 s" not in top.raw:
             top.feed(os.read(top.master, 1 << 16))
         assert termios.tcgetattr(top.master) != top.former
-        top.press(b"\x03")
-        assert top.end() == 130
+        end(top)
+        assert top.end() == code
+    assert (b"gpupool: no more looks" in top.raw) == (code == 1)
     # It leaves the other screen, and shows the cursor.
     assert b"\x1b[?1049l" in top.raw
     assert top.raw.rindex(b"\x1b[?25h") > top.raw.rindex(b"\x1b[?25l")
-
-
-def test_being_ended_leaves_the_terminal_as_it_was():
-    with Top("--interval", "3600") as top:
-        top.until_shown(", every 3600 s")
-        top.process.send_signal(signal.SIGTERM)
-        assert top.end() == 128 + signal.SIGTERM
 
 
 def test_a_terminal_that_goes_ends_it():
@@ -716,14 +710,6 @@ def test_a_terminal_that_goes_ends_it():
         top.until_shown(", every 3600 s")
         os.close(top.master)
         assert top.process.wait(LONG) == -signal.SIGHUP
-
-
-def test_an_error_leaves_the_terminal_as_it_was():
-    with Top("--interval", "3600", GPUPOOL_LOOKS="1") as top:
-        top.until_shown(", every 3600 s")
-        top.press(b" ")
-        assert top.end() == 1
-        assert b"gpupool: no more looks" in top.raw
 
 
 @pytest.mark.parametrize(
@@ -739,24 +725,16 @@ def test_colours_where_the_terminal_has_them(terminal, variables, has_colours):
 
 
 @pytest.mark.parametrize(
-    ("terminal", "by"),
-    [("dumb", ()), ("", ()), ("xterm", NO_KEYS)],
+    ("terminal", "by", "without"),
+    [("dumb", (), None), ("", (), None), ("xterm", NO_KEYS, None), ("xterm", (), "rich textual")],
+    ids=["dumb", "none", "no keys", "no libraries"],
 )
-def test_terminals_without_places_or_keys_get_text(terminal, by):
-    with Top("--interval", "3600", by=by, terminal=terminal, columns=60) as top:
+def test_terminals_without_places_or_keys_get_text(terminal, by, without):
+    with Top("--interval", "3600", by=by, terminal=terminal, columns=60, WITHOUT=without) as top:
         while top.raw.count(b"others") < 2:
             top.feed(os.read(top.master, 1 << 16))
         top.press(b"\x03")
         assert top.end() == 130
     assert b"\x1b" not in top.raw
-    assert max(map(len, top.raw.decode().split("\r\n"))) <= 60
-
-
-def test_without_the_libraries_a_terminal_gets_text_and_the_command_that_brings_them():
-    with Top("--interval", "3600", WITHOUT="rich textual") as top:
-        while top.raw.count(b"others") < 2:
-            top.feed(os.read(top.master, 1 << 16))
-        top.press(b"\x03")
-        assert top.end() == 130
-    assert b"comes with: pip install 'gpupool[cli]'" in top.raw
-    assert b"\x1b" not in top.raw
+    assert (b"comes with: pip install 'gpupool[cli]'" in top.raw) == bool(without)
+    assert without or max(map(len, top.raw.decode().split("\r\n"))) <= 60

@@ -386,11 +386,11 @@ def test_where_the_allocator_is_refused_pinned_memory_goes_back(machine, torch_c
 def test_a_place_that_cannot_be_given_back_is_kept(machine, monkeypatch):
     gpupool.torch.enable()
 
-    def refuse():
+    def refuse(*_):
         raise gpupool.Error("another has it")
 
     with monkeypatch.context() as patch:
-        patch.setattr(place._library, "uninstall", refuse)
+        patch.setattr(place._library, "call", refuse)
         with pytest.raises(gpupool.Error, match="another has it"):
             gpupool.torch.disable()
     assert place.is_taken()

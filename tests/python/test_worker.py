@@ -182,13 +182,6 @@ def test_memory_is_limited_on_every_device_and_no_longer_after_the_end(nothing_l
         gpupool.empty(16 * MIB, stream).free()
 
 
-def test_limits_start_no_driver_and_hold_for_devices_used_later():
-    # A runtime that cannot be had shows that none is asked for.
-    run_program(
-        "process/set_up.py", "limits_start_no_driver_and_hold_for_devices_used_later", GPUPOOL_RUNTIME="nothing"
-    )
-
-
 def test_frameworks_are_enabled_in_order_once_and_disabled_in_reverse(frameworks):
     settings = Settings(enable=["numba", "cupy"])
     worker.set_up(settings)
@@ -316,13 +309,20 @@ def test_a_worker_is_a_neighbour_if_a_setting_makes_it_one(tmp_path, case):
     run_program("process/set_up.py", case, GPUPOOL_NEIGHBOUR_DEADLINE_MS="4000", **variables)
 
 
-def test_any_launcher_can_set_its_workers_up_by_the_variable():
-    settings = Settings(memory_fraction=0.25, warm={"simulated": 2}).to_json()
-    run_program("process/set_up.py", "any_launcher_can_set_its_workers_up_by_the_variable", GPUPOOL_WORKER=settings)
-
-
-def test_a_forked_worker_is_set_up_anew_and_fails_clearly_if_its_parent_used_the_gpu():
-    run_program("process/set_up.py", "a_forked_one_is_set_up_anew_and_fails_clearly_if_its_parent_used_the_gpu")
+@pytest.mark.parametrize(
+    ("what", "variables"),
+    [
+        # A runtime that cannot be had shows that none is asked for.
+        ("limits_start_no_driver_and_hold_for_devices_used_later", {"GPUPOOL_RUNTIME": "nothing"}),
+        (
+            "any_launcher_can_set_its_workers_up_by_the_variable",
+            {"GPUPOOL_WORKER": Settings(memory_fraction=0.25, warm={"simulated": 2}).to_json()},
+        ),
+        ("a_forked_one_is_set_up_anew_and_fails_clearly_if_its_parent_used_the_gpu", {}),
+    ],
+)
+def test_a_process_of_its_own(what, variables):
+    run_program("process/set_up.py", what, **variables)
 
 
 def test_the_module_for_ray_imports_none_and_says_what_brings_it():

@@ -7,6 +7,7 @@ from typing import Any
 
 import gpupool
 from gpupool import _native
+from gpupool._cli.arguments import whole
 from gpupool._cli.output import say
 from gpupool._traces.bounds import MAX_THREADS
 from gpupool._traces.progress import Progress
@@ -23,43 +24,26 @@ def add(commands: Any) -> None:
         "demo", help="threads come and go and share handles; a table shows what that saves"
     )
     parser.add_argument(
-        "--threads", type=int, default=16, help=f"threads alive at a time, at most {MAX_THREADS} (default: 16)"
+        "--threads",
+        type=whole(1, MAX_THREADS),
+        default=16,
+        help=f"threads alive at a time, at most {MAX_THREADS} (default: 16)",
     )
     parser.add_argument(
-        "--waves", type=int, default=8, help="how often all threads end and new ones start (default: 8)"
+        "--waves", type=whole(1, 10**9), default=8, help="how often all threads end and new ones start (default: 8)"
     )
 
 
 def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     """Let `waves` times `threads` threads check handles out of every available pool, and print what that cost."""
     threads, waves = options.threads, options.waves
-    if threads < 1 or waves < 1:
-        parser.error("--threads and --waves must be at least 1")
-    if threads > MAX_THREADS:
-        parser.error(f"--threads must be at most {MAX_THREADS}")
     if gpupool.runtime() == "host":
         say("No GPU: the host runtime simulates one, and a library whose handles take 65 us and 64 MiB each.")
         _native.simulate_costly_handles(SIMULATED_CREATE_SECONDS, SIMULATED_HANDLE_BYTES)
         pools = [gpupool.simulated]
     else:
         say(f"{gpupool.device_count()} GPU(s), runtime {gpupool.runtime()}.")
-        every = [
-            gpupool.cudnn,
-            gpupool.cusparse,
-            gpupool.cudss,
-            gpupool.cublas,
-            gpupool.cublaslt,
-            gpupool.cusolver,
-            gpupool.custatevec,
-            gpupool.cutensornet,
-            gpupool.cutensor,
-            gpupool.cusparselt,
-            gpupool.miopen,
-            gpupool.hipblas,
-            gpupool.hipblaslt,
-            gpupool.hipsolver,
-            gpupool.hipsparse,
-        ]
+        every = [pool for pool in vars(_native).values() if isinstance(pool, gpupool.HandlePool)]
         pools = [pool for pool in every if pool.available]
     served = threads * waves
     say(f"{served} threads, {threads} at a time, {CHECKOUTS} checkouts each from every pool.\n")

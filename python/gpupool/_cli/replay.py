@@ -9,20 +9,18 @@ from dataclasses import asdict
 from typing import Any
 
 import gpupool
+from gpupool._cli.arguments import memory, whole
 from gpupool._cli.output import say
 from gpupool._cli.trace_file import trace_path, warn_of_cut
 from gpupool._plot import comparison as _comparison
 from gpupool._plot import output as _output
 from gpupool._plot.picture import AddressMap, Chart, Picture
 from gpupool._report.printable import printable
-from gpupool._report.units import parse_size, size
+from gpupool._report.units import size
 from gpupool._traces import trace as _trace
 from gpupool._traces.bounds import MAX_LAG, MAX_THREADS
 from gpupool._traces.progress import Progress, Turn
 from gpupool._traces.replay import ALLOCATORS, HOST_MEMORY, Row, rows
-
-# The most memory of a simulated device.
-_MOST_MEMORY = 1 << 47
 
 
 def add(commands: Any) -> None:
@@ -45,7 +43,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object a line, sizes in bytes")
     parser.add_argument(
         "--threads",
-        type=int,
+        type=whole(1, MAX_THREADS),
         default=1,
         help=f"threads that replay the trace at once, at most {MAX_THREADS} (default: 1)",
     )
@@ -64,13 +62,13 @@ def add(commands: Any) -> None:
     )
     parser.add_argument(
         "--memory",
-        type=_size,
+        type=memory(1),
         metavar="SIZE",
         help="replay on a simulated device with this much memory, such as 22GiB: does the program fit there?",
     )
     parser.add_argument(
         "--lag",
-        type=int,
+        type=whole(0, MAX_LAG),
         default=0,
         metavar="N",
         help="replay on a simulated device that lags behind: each event is work on its stream, which ends when N more "
@@ -91,13 +89,13 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     """Replay each trace, print a line for it as soon as it is done, and return the exit code."""
     _check(parser, options)
     paths, allocator, threads, outputs = options.traces, options.allocator, options.threads, options.output
-    as_json, compare, memory, lag = options.json, options.compare, options.memory, options.lag
+    as_json, compare, lag = options.json, options.compare, options.lag
     for output in outputs:
         _output.check(output)
-    if memory is not None or lag:
+    if options.memory is not None or lag:
         os.environ["GPUPOOL_RUNTIME"] = "host"
-    if memory is not None:
-        os.environ["GPUPOOL_HOST_MEMORY"] = str(memory)
+    if options.memory is not None:
+        os.environ["GPUPOOL_HOST_MEMORY"] = str(options.memory)
     os.environ.setdefault("GPUPOOL_HOST_MEMORY", str(HOST_MEMORY))
     runtime = gpupool.runtime()
     if allocator != "gpupool" and runtime == "host":
@@ -107,7 +105,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         )
     allocators = [allocator] if not compare else ["gpupool"] if runtime == "host" else list(ALLOCATORS)
     width = max(len("trace"), *(len(printable(os.path.basename(path))) for path in paths))
-    device = "simulated device" if memory is None else f"simulated device of {size(memory)}"
+    device = "simulated device" if options.memory is None else f"simulated device of {size(options.memory)}"
     if not as_json:
         where = f"host ({device})" if runtime == "host" else runtime
         what = "allocators compared" if compare else f"allocator {allocator}"
@@ -153,14 +151,10 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
 
 
 def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    if not 1 <= options.threads <= MAX_THREADS:
-        parser.error(f"--threads must be at least 1 and at most {MAX_THREADS}")
     if options.compare and options.allocator != "gpupool":
         parser.error("--compare takes every allocator; leave --allocator out")
     if options.output and options.threads > 1:
         parser.error("a picture shows one thread; leave --threads out")
-    if not 0 <= options.lag <= MAX_LAG:
-        parser.error(f"--lag must be at least 0 and at most {MAX_LAG}")
     simulating = "--memory" if options.memory is not None else "--lag" if options.lag else None
     if simulating and options.allocator != "gpupool":
         parser.error(f"{simulating} simulates a device, which has gpupool's allocator alone; leave --allocator out")
@@ -190,13 +184,3 @@ def _as_text(row: Row, width: int, compare: bool) -> str:
         f" {reserved:>13} {ratio:>6} {whole(row.driver_calls):>12} {whole(row.moved_pages):>11}"
         f" {whole(row.cold_ns):>8} {whole(row.warm_ns):>8}"
     )
-
-
-def _size(text: str) -> int:
-    try:
-        nbytes = parse_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    if not 1 <= nbytes <= _MOST_MEMORY:
-        raise argparse.ArgumentTypeError(f"{text!r} is the memory of no device: at most {size(_MOST_MEMORY)}")
-    return nbytes

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import _gpupool_enable
 
 from gpupool._cli import run_neighbours as _neighbours
+from gpupool._cli.arguments import whole
 from gpupool._run import ending as _ending
 from gpupool._run import program as _program
 
@@ -47,7 +48,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--snapshot", metavar="FILE", help="record from the start, and write a snapshot at the end")
     parser.add_argument(
         "--max-entries",
-        type=int,
+        type=whole(1, _MOST_ENTRIES),
         default=_MAX_ENTRIES,
         metavar="N",
         help="how many of the newest events --report and --snapshot keep; 64 bytes each, at the end some 500 (default: "
@@ -78,8 +79,6 @@ def prepare(parser: argparse.ArgumentParser, options: argparse.Namespace, comman
     """Check the options and make everything ready; return what runs the program, and raises what that raises."""
     if command is None:
         parser.error("name a script, or a module after -m")
-    if not 1 <= options.max_entries <= _MOST_ENTRIES:
-        parser.error(f"--max-entries must be at least 1 and at most {_MOST_ENTRIES}")
     _neighbours.prepare(parser, options, command.target)
     every = set(_gpupool_enable.FRAMEWORKS.values())
     names = every if options.all else {name for name in every if getattr(options, name)} or every

@@ -3,7 +3,7 @@
 import argparse
 import os
 
-from gpupool._report.units import parse_size, size
+from gpupool._cli.arguments import MOST_BYTES, memory, whole
 
 _SWITCH = "GPUPOOL_NEIGHBOURS"
 # The options, and the variables that they set.
@@ -15,8 +15,7 @@ _SETTINGS = {
 }
 # The options that the next argument belongs to; a directory belongs to an option by an equals sign.
 WITH_VALUES = tuple(f"--{name}" for name in _SETTINGS)
-# What the variables take.
-_MOST_BYTES = 1 << 47
+# What the variable takes.
 _MOST_PRIORITY = (1 << 31) - 1
 
 
@@ -37,10 +36,15 @@ def add(parser: argparse.ArgumentParser) -> None:
         "directory",
     )
     group.add_argument("--name", type=_name, help="its name in lists and errors (default: the script's or module's)")
-    group.add_argument("--guarantee", type=_bytes, metavar="SIZE", help="it is never asked to go below, such as 8GiB")
-    group.add_argument("--most", type=_bytes, metavar="SIZE", help="above this, it is asked first")
     group.add_argument(
-        "--priority", type=_priority, metavar="N", help="those with the lowest number are asked first (default: 0)"
+        "--guarantee", type=memory(0), metavar="SIZE", help="it is never asked to go below, such as 8GiB"
+    )
+    group.add_argument("--most", type=memory(0), metavar="SIZE", help="above this, it is asked first")
+    group.add_argument(
+        "--priority",
+        type=whole(-_MOST_PRIORITY, _MOST_PRIORITY),
+        metavar="N",
+        help="those with the lowest number are asked first (default: 0)",
     )
 
 
@@ -56,7 +60,7 @@ def prepare(parser: argparse.ArgumentParser, options: argparse.Namespace, target
         OSError: The directory cannot be read.
     """
     given = {name: getattr(options, name) for name in _SETTINGS if getattr(options, name) is not None}
-    if given.get("guarantee", 0) > given.get("most", _MOST_BYTES):
+    if given.get("guarantee", 0) > given.get("most", MOST_BYTES):
         parser.error("--guarantee must be at most --most")
     if options.neighbours:
         os.scandir(options.neighbours).close()
@@ -79,23 +83,3 @@ def _name(text: str) -> str:
     if not _is_name(text):
         raise argparse.ArgumentTypeError(f"{text!r} is no name")
     return text
-
-
-def _bytes(text: str) -> int:
-    try:
-        nbytes = parse_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    if nbytes > _MOST_BYTES:
-        raise argparse.ArgumentTypeError(f"{text!r} is more than any device has: at most {size(_MOST_BYTES)}")
-    return nbytes
-
-
-def _priority(text: str) -> int:
-    try:
-        priority = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
-    if not -_MOST_PRIORITY <= priority <= _MOST_PRIORITY:
-        raise argparse.ArgumentTypeError(f"{text!r} is not from {-_MOST_PRIORITY} to {_MOST_PRIORITY}")
-    return priority

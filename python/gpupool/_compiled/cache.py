@@ -1,17 +1,30 @@
-"""Where libraries are kept that were compiled on this machine: one file for each version of all they depend on."""
+"""Libraries for a framework that runs: one that came with gpupool, one that was compiled before, or one made now.
+
+What is compiled on this machine is kept: one file for each version of all that it depends on.
+"""
 
 import atexit
 import contextlib
 import grp
+import hashlib
+import logging
 import os
 import pwd
+import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
 import _gpupool_enable
+
+from gpupool import _native
+from gpupool._torch.compiler import CompilationFailed
+
+_Used = TypeVar("_Used")
 
 # The folders that are used in place of one that others can change, by the processes that made them.
 _private: dict[int, Path] = {}
@@ -19,6 +32,47 @@ _private: dict[int, Path] = {}
 
 class NoLibrary(Exception):
     """No library for this framework is there, and none could be made; the message says why, and what mends it."""
+
+
+def first(finders: Iterable[Callable[[], Path | None]], use: Callable[[Path], _Used]) -> _Used:
+    """Return what the first library is used as that one of these finds and that can be used.
+
+    Raises:
+        NoLibrary: There is none; the message has all reasons.
+    """
+    reasons = []
+    for find in finders:
+        try:
+            if (path := find()) is not None:
+                return use(path)
+        except (NoLibrary, CompilationFailed) as error:
+            reasons.append(str(error))
+    raise NoLibrary("; ".join(dict.fromkeys(reasons)))
+
+
+def shipped(path: Path, version: object) -> Path | None:
+    """Return the path of a library that came with gpupool for a version of a framework, if it is there.
+
+    Releases of a version share one interface; what was built between releases may have any.
+    """
+    is_release = re.fullmatch(r"\d+\.\d+\.\d+(\+\w+)?", str(version))
+    return path if is_release and path.is_file() else None
+
+
+def path_for(place: str, suffix: str, versions: tuple[Any, ...], files: Iterable[Path]) -> Path:
+    """Return the path of a library that is kept: another one for each that could differ.
+
+    Args:
+        place: The folder and the name, with a slash between them.
+        suffix: The end of the file's name.
+        versions: The version of the framework, and what else it depends on.
+        files: What it is made of; those that are missing have no part in it.
+    """
+    digest = hashlib.sha256(repr((*versions, _native.__version__)).encode())
+    for file in files:
+        with contextlib.suppress(OSError):
+            digest.update(file.read_bytes())
+    return folder() / f"{place}-{versions[0]}-{digest.hexdigest()[:16]}{suffix}"
 
 
 def folder() -> Path:
@@ -103,6 +157,19 @@ def _remove(process: int, folder: Path) -> None:
     # A forked child calls what its parent registered.
     if process == os.getpid():
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def compiling(what: str, path: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield what :func:`replacing` does, and log how long it took to make it.
+
+    Raises:
+        NoLibrary: As for :func:`replacing`.
+    """
+    began = time.monotonic()
+    with replacing(path) as (made, place):
+        yield made, place
+    logging.getLogger("gpupool.library").info("%s: compiled to %s in %.1f s", what, place, time.monotonic() - began)
 
 
 @contextlib.contextmanager

@@ -11,11 +11,19 @@ from gpupool._native import PinnedBuffer, empty_pinned
 class PinnedMemoryResource(cuda.core.MemoryResource):  # type: ignore[misc]
     """Pinned memory from gpupool, which the host and every device use, for all that takes a resource of cuda.core.
 
+    Kernels and the CPU can use it, and it is not managed; its ``device_id`` is -1, as it is no device's memory.
+
     https://nvidia.github.io/cuda-python/cuda-core/latest/generated/cuda.core.MemoryResource.html
 
     ``numa`` is the number of the NUMA node that the memory is on, by default the one nearest to the stream's device. A
     buffer's memory is used again once the work is done that its stream, or the stream that closed it, had by then.
     """
+
+    # As cuda.core asks for them.
+    is_device_accessible = True
+    is_host_accessible = True
+    is_managed = False
+    device_id = -1
 
     def __init__(self, numa: int | None = None) -> None:
         self._numa = None if numa is None else index_of("numa", numa, "the number of a NUMA node, or None")
@@ -42,26 +50,6 @@ class PinnedMemoryResource(cuda.core.MemoryResource):  # type: ignore[misc]
             self._buffers[address].record_stream(stream)
             # Others may have it still by `pinned_buffer`, and free it with the last of them.
             del self._buffers[address]
-
-    @property
-    def is_device_accessible(self) -> bool:
-        """True, as kernels can use the memory."""
-        return True
-
-    @property
-    def is_host_accessible(self) -> bool:
-        """True, as the CPU can use the memory."""
-        return True
-
-    @property
-    def is_managed(self) -> bool:
-        """False, as it is not managed memory."""
-        return False
-
-    @property
-    def device_id(self) -> int:
-        """-1, as it is no device's memory."""
-        return -1
 
     def __repr__(self) -> str:
         return f"gpupool.cuda_core.PinnedMemoryResource(numa={self._numa})"

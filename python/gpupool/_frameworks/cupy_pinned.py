@@ -37,7 +37,7 @@ def _retry(nbytes: int, error: OutOfMemory) -> Any:
     gc.collect()
     own = _own_pool()
     # Freeing it waits for the device, which a capture does not survive.
-    if own.n_free_blocks() > 0 and not _is_capturing(cuda.get_current_stream()):
+    if own.n_free_blocks() > 0 and not is_capturing(cuda.get_current_stream()):
         own.free_all_blocks()
     try:
         return cuda.PinnedMemoryPointer(CupyPinnedMemory(nbytes), 0)
@@ -46,7 +46,8 @@ def _retry(nbytes: int, error: OutOfMemory) -> Any:
         raise cuda.runtime.CUDARuntimeError(_OUT_OF_MEMORY) from again
 
 
-def _is_capturing(stream: Any) -> bool:
+def is_capturing(stream: Any) -> bool:
+    """Return whether a stream is captured, or may be."""
     try:
         return bool(stream.is_capturing())
     except RuntimeError:

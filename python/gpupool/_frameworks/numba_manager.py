@@ -1,15 +1,16 @@
 """The memory manager for Numba. It imports Numba, so it is imported when first used."""
 
-import contextlib
 import itertools
 import weakref
 from collections import deque
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from cuda.bindings import driver as bindings
 from numba.cuda.cudadrv import driver
 
+from gpupool._frameworks import late as _late
 from gpupool._frameworks import pinned_choice
 from gpupool._frameworks.numba_mapped import MappedMemory
 from gpupool._frameworks.numba_shared import SharedHandle, ordinal
@@ -25,11 +26,12 @@ from gpupool._native import (
     empty_pinned,
     fence,
     memory_stats,
-    on_oom,
     owns,
     runtime,
     share_at,
 )
+
+_Buffer = TypeVar("_Buffer", DeviceBuffer, PinnedBuffer)
 
 # The managers that have a device. Pinned memory is every device's.
 _managers: list[weakref.ref["MemoryManager"]] = []
@@ -77,18 +79,10 @@ class MemoryManager(driver.GetIpcHandleMixin, driver.HostOnlyCUDAMemoryManager):
                 f"gpupool's runtime is {runtime()}, whose memory Numba's kernels cannot use; unset GPUPOOL_RUNTIME"
             )
         self.deallocations.memory_capacity = self.get_memory_info().total
-        this = weakref.ref(self)
-
-        def give_up_the_dead(device: int, nbytes: int) -> bool:
-            manager = this()
-            if manager is None:
-                callback.remove()
-                return False
-            return device == ordinal(manager.context) and manager._give_up_the_dead()
-
-        callback = on_oom(give_up_the_dead)
-        self._stream = Stream(ordinal(self.context))
-        _managers.append(this)
+        device = ordinal(self.context)
+        _late.free_on_oom(self, device, MemoryManager._give_up_the_dead)
+        self._stream = Stream(device)
+        _managers.append(weakref.ref(self))
 
     def memalloc(self, size: int) -> Any:
         """Allocate ``size`` bytes, from the pool whose scope the thread is in.
@@ -96,14 +90,7 @@ class MemoryManager(driver.GetIpcHandleMixin, driver.HostOnlyCUDAMemoryManager):
         Raises:
             numba.cuda.cudadrv.driver.CudaAPIError: There is not enough memory: CUDA_ERROR_OUT_OF_MEMORY.
         """
-        assert self._stream is not None
-        if self._held or self._dead_bytes >= max(size, _PAGE):
-            self._give_up_the_dead()
-        try:
-            buffer = empty(size, self._stream)
-        except OutOfMemory as error:
-            code = bindings.CUresult.CUDA_ERROR_OUT_OF_MEMORY
-            raise driver.CudaAPIError(code, f"{error}") from error
+        buffer = self._allocated(size, lambda: empty(size, self._stream))
         pointer = bindings.CUdeviceptr(buffer.ptr)
         finalizer = partial(self._bury, buffer, size)
         return driver.MemoryPointer(weakref.proxy(self.context), pointer, size, finalizer=finalizer)
@@ -118,13 +105,7 @@ class MemoryManager(driver.GetIpcHandleMixin, driver.HostOnlyCUDAMemoryManager):
         """
         if wc or not pinned_choice.numba.is_made():
             return super().memhostalloc(size, mapped, portable, wc)
-        if self._held or self._dead_bytes >= max(size, _PAGE):
-            self._give_up_the_dead()
-        try:
-            buffer = empty_pinned(size)
-        except OutOfMemory as error:
-            code = bindings.CUresult.CUDA_ERROR_OUT_OF_MEMORY
-            raise driver.CudaAPIError(code, f"{error}") from error
+        buffer = self._allocated(size, lambda: empty_pinned(size))
         finalizer = partial(self._bury, buffer, size)
         if not mapped:
             return driver.PinnedMemory(weakref.proxy(self.context), buffer.ptr, size, finalizer=finalizer)
@@ -137,6 +118,15 @@ class MemoryManager(driver.GetIpcHandleMixin, driver.HostOnlyCUDAMemoryManager):
         if not mapped:
             return driver.PinnedMemory(weakref.proxy(self.context), pointer, size, owner=owner)
         return self._mapped(pointer, size, owner, None)
+
+    def _allocated(self, size: int, allocate: Callable[[], _Buffer]) -> _Buffer:
+        """Return a buffer, before which enough of the dead is freed; with Numba's error if there is no memory."""
+        if self._held or self._dead_bytes >= max(size, _PAGE):
+            self._give_up_the_dead()
+        try:
+            return allocate()
+        except OutOfMemory as error:
+            raise driver.CudaAPIError(bindings.CUresult.CUDA_ERROR_OUT_OF_MEMORY, f"{error}") from error
 
     def _mapped(self, pointer: int, size: int, owner: Any, free: Any) -> Any:
         # Numba holds the memory itself by a weak reference, so that it lives in this table.
@@ -212,14 +202,7 @@ class MemoryManager(driver.GetIpcHandleMixin, driver.HostOnlyCUDAMemoryManager):
         count = len(self.deallocations) + len(self._held)
         self._dead_bytes = 0
         self.deallocations.clear()
-        # Another thread may empty the list meanwhile.
-        with contextlib.suppress(IndexError):
-            for _ in range(len(self._held)):
-                dead = self._held.popleft()
-                if not self._is_over(dead):
-                    self._held.append(dead)
-                    # Neither are the others.
-                    break
+        _late.free(self._held, self._is_over)
         return count > 0
 
     def get_memory_info(self) -> Any:

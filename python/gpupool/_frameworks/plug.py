@@ -4,11 +4,12 @@ import importlib
 import operator
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from gpupool._native import InvalidValue, LibraryNotFound, MemPool, PoolToken, set_stream_source
+from gpupool._native import InvalidValue, LibraryNotFound, MemPool, PoolToken, set_stream_source, use_mem_pool
 
 # The functions that return the address of the current stream on a device, one for each framework that is enabled; the
 # last one counts.
@@ -76,6 +77,22 @@ def index_of(name: str, number: Any, accepted: str) -> int:
     return index
 
 
+def count_of(name: str, value: Any, least: int = 0, end: int = 2**63) -> int:
+    """Return a number that is at least one and less than another.
+
+    Raises:
+        InvalidValue: It is none.
+    """
+    try:
+        count = operator.index(value)
+    except TypeError:
+        count = end
+    if not least <= count < end or isinstance(value, bool):
+        bounds = f"from {least} to 2**{end.bit_length() - 1} - 1"
+        raise InvalidValue(f"{name} must be a whole number {bounds}, not {value!r}")
+    return count
+
+
 def device_of(pool: object) -> int:
     """Return the device of what a caller gave for a pool.
 
@@ -85,6 +102,16 @@ def device_of(pool: object) -> int:
     if not isinstance(pool, MemPool | PoolToken):
         raise wrong("pool", pool, "a MemPool, its token(), or None")
     return pool.device
+
+
+@contextmanager
+def scope(pool: MemPool | PoolToken | None) -> Iterator[Any]:
+    """Let this thread's memory come from a pool, for a ``with`` block, which gets the pool; None changes nothing."""
+    if pool is None:
+        yield None
+    else:
+        with use_mem_pool(pool):
+            yield pool
 
 
 def follow(source: Callable[[int], int]) -> None:

@@ -1,17 +1,13 @@
 """The module of ``resource.pyx`` for the RMM that runs: found, or compiled at first use, and imported."""
 
-import hashlib
 import importlib.machinery
 import importlib.util
-import logging
 import re
 import sys
 import sysconfig
-import time
 from pathlib import Path
 from typing import Any
 
-from gpupool import _native
 from gpupool._compiled import cache
 from gpupool._compiled.cache import NoLibrary
 from gpupool._rmm import commands
@@ -38,15 +34,12 @@ def load(rmm: Any) -> Any:
             f"the Python classes of RMM {rmm.__version__} hold C++ resources of RMM's own alone: update to RMM "
             f"{major}.{minor:02} or later"
         )
-    reasons = []
-    for find in (_shipped, _cached, _compiled):
-        try:
-            path = find(rmm, version)
-            if path is not None:
-                return _import(path, version)
-        except (NoLibrary, compiler.CompilationFailed) as error:
-            reasons.append(str(error))
-    raise NoLibrary("; ".join(dict.fromkeys(reasons)))
+    finders = (
+        lambda: _shipped(rmm, version),
+        lambda: cache.kept(cache_path(rmm)),
+        lambda: _compiled(rmm, version),
+    )
+    return cache.first(finders, lambda path: _import(path, version))
 
 
 def _version(rmm: Any) -> tuple[int, int]:
@@ -84,37 +77,23 @@ def _import(path: Path, version: tuple[int, int]) -> Any:
 
 
 def _shipped(rmm: Any, version: tuple[int, int]) -> Path | None:
-    """Return the module that came with gpupool for this version.
-
-    Releases of a version share one interface; what was built between releases may have any.
-    """
     path = commands.SOURCE.with_name(f"resource-{version[0]}.{version[1]}.abi3.so")
-    is_release = re.fullmatch(r"\d+\.\d+\.\d+(\+\w+)?", str(rmm.__version__))
-    return path if is_release and path.is_file() else None
-
-
-def _cached(rmm: Any, version: tuple[int, int]) -> Path | None:
-    """Return the module that was compiled before."""
-    return cache.kept(cache_path(rmm))
+    return cache.shipped(path, rmm.__version__)
 
 
 def _compiled(rmm: Any, version: tuple[int, int]) -> Path:
     """Compile the module into the cache."""
-    began = time.monotonic()
     command = compiler.find_compiler()
     if importlib.util.find_spec("Cython") is None:
         raise NoLibrary("Cython is missing, by which the module for RMM is made: pip install cython")
     declarations = [_folder("rmm").parent, _folder("cuda.bindings").parents[1]]
     librmm, headers = _folder("librmm"), _headers()
-    with cache.replacing(cache_path(rmm)) as (made, path):
+    with cache.compiling(f"resource for RMM {rmm.__version__}", cache_path(rmm)) as (made, path):
         code = made.with_suffix(".cpp")
         compiler.run(commands.cython(sys.executable, declarations, code), commands.SOURCE)
         compiler.run(commands.cxx(command, code, librmm, headers, made), commands.SOURCE)
         # A module that cannot be used is not kept. Python imports a file once, wherever it is later.
         _import(made, version)
-    logging.getLogger("gpupool.library").info(
-        "resource for RMM %s: compiled to %s in %.1f s", rmm.__version__, path, time.monotonic() - began
-    )
     return path
 
 
@@ -150,9 +129,6 @@ def _headers() -> list[Path]:
 
 def cache_path(rmm: Any) -> Path:
     """Return the file that a module compiled for this RMM has: another for each that could differ."""
-    digest = hashlib.sha256(repr((rmm.__version__, _native.__version__)).encode())
     folder = Path(rmm.__file__).parent
-    for file in (*commands.sources(), *(folder / name for name in _INTERFACE)):
-        if file.is_file():
-            digest.update(file.read_bytes())
-    return cache.folder() / "rmm" / f"resource-{rmm.__version__}-{digest.hexdigest()[:16]}.abi3.so"
+    files = (*commands.sources(), *(folder / name for name in _INTERFACE))
+    return cache.path_for("rmm/resource", ".abi3.so", (rmm.__version__,), files)

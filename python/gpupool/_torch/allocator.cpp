@@ -397,22 +397,21 @@ class Allocator final : public CUDAAllocator {
                                 const std::unordered_set<void *> &expected) override {
     auto pool = pools_.look_up(device, id);
     if (!pool) return native->checkPoolLiveAllocations(device, id, expected);
-    struct Check {
+    struct Live {
       const std::unordered_set<void *> &expected;
-      size_t live = 0;
+      size_t count = 0;
       bool is_expected = true;
-    } check_live{expected};
-    auto visitor = sized<gpupool_snapshot_visitor>();
-    visitor.context = &check_live;
-    visitor.segment = [](void *, const gpupool_segment *) {};
-    visitor.block = [](void *context, const gpupool_block *block) {
-      auto &check = *static_cast<Check *>(context);
-      if (!block->is_live) return;
-      check.live++;
-      check.is_expected = check.is_expected && check.expected.count(block->address);
-    };
+
+      void see(const gpupool_segment &) {}
+      void see(const gpupool_block &block) {
+        if (!block.is_live) return;
+        count++;
+        is_expected = is_expected && expected.count(block.address);
+      }
+    } live{expected};
+    auto visitor = visitor_of(live);
     check(api.snapshot(device, &pool->own_id, &visitor));
-    return check_live.is_expected && check_live.live == expected.size();
+    return live.is_expected && live.count == expected.size();
   }
 
   std::shared_ptr<CA::AllocatorState> getCheckpointState(DeviceIndex device, MempoolId_t id) override {

@@ -102,12 +102,11 @@ class History {
 
   // What a visitor of events gathers.
   struct Entries {
-    History *history;
     std::deque<TraceEntry> entries;
     Before before;
   };
-  static void collect(Entries &collected, const gpupool_event &event) {
-    guarded([&] { collected.entries.push_back(collected.history->entry(event, collected.before)); });
+  void collect(Entries &collected, const gpupool_event &event) {
+    collected.entries.push_back(entry(event, collected.before));
   }
   // Returns all that was recorded, in the order in which it happened.
   std::deque<TraceEntry> finish(Entries collected) {
@@ -127,12 +126,7 @@ class History {
   }
 
   void attach(AllocatorTraceTracker tracker) {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      auto trackers = std::make_shared<std::vector<AllocatorTraceTracker>>(*trackers_);
-      trackers->push_back(std::move(tracker));
-      trackers_ = std::move(trackers);
-    }
+    trackers_.change([&](auto &trackers) { trackers.push_back(std::move(tracker)); });
     check(api.observe(
         [](void *context, const gpupool_event *event) {
           guarded([&] { static_cast<History *>(context)->track(*event); });
@@ -159,8 +153,7 @@ class History {
   size_t most_stacks_ = 2 * NEWEST;
   std::unordered_map<uint32_t, Stack> stacks_;
   std::deque<TraceEntry> added_; // by add()
-  std::shared_ptr<const std::vector<AllocatorTraceTracker>> trackers_ =
-      std::make_shared<std::vector<AllocatorTraceTracker>>();
+  Replaced<std::vector<AllocatorTraceTracker>> trackers_;
 
   uint32_t take_stack(bool is_free) noexcept {
     uint32_t number = 0;
@@ -232,12 +225,8 @@ class History {
   }
 
   void track(const gpupool_event &event) {
-    std::shared_ptr<const std::vector<AllocatorTraceTracker>> trackers;
+    auto trackers = trackers_.get();
     Before none;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      trackers = trackers_;
-    }
     auto entry = this->entry(event, none);
     entry.compile_context_ = compile_context();
     entry.user_metadata_ = user_metadata;

@@ -67,11 +67,7 @@ class Captures {
   // Returns the calling thread's stream if it is captured.
   std::optional<CUDAStream> captured_stream() {
     if (C10_LIKELY(!are_any())) return std::nullopt;
-    std::shared_ptr<const std::vector<Capture>> captures;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      captures = captures_;
-    }
+    auto captures = captures_.get();
     // Of a device that was used already, so that this does not begin to use one.
     auto stream = c10::cuda::getCurrentCUDAStream(c10::cuda::getDeviceIndexWithPrimaryContext().value_or(-1));
     for (auto &capture : *captures)
@@ -84,68 +80,22 @@ class Captures {
     MempoolId_t id;
     Filter filter; // whether a stream is one of its own
   };
-  std::mutex mutex_;
   std::atomic<bool> are_any_{false};
-  std::shared_ptr<const std::vector<Capture>> captures_ = std::make_shared<std::vector<Capture>>();
+  Replaced<std::vector<Capture>> captures_;
 
   template <typename Function> void change(Function function) {
-    std::shared_ptr<const std::vector<Capture>> before; // ends after the lock, for filters may be anything
-    std::lock_guard<std::mutex> lock(mutex_);
-    auto captures = std::make_shared<std::vector<Capture>>(*captures_);
-    function(*captures);
-    are_any_.store(!captures->empty(), std::memory_order_relaxed);
-    before = std::exchange(captures_, std::move(captures));
+    captures_.change([&](auto &captures) {
+      function(captures);
+      are_any_.store(!captures.empty(), std::memory_order_relaxed);
+    });
   }
 };
 
-// Statistics: gpupool's and those of PyTorch's own allocator, which still has what was allocated before.
-class HostStatistics {
- public:
-  HostStats get() {
-    auto stats = native_host->get_stats();
-    auto own = Own::now();
-    std::lock_guard<std::mutex> lock(mutex_);
-    for (auto [torch, ours] : PAIRS)
-      add_stat(stats.*torch, (own.stats.*ours)[GPUPOOL_ALL], (reset_.stats.*ours)[GPUPOOL_ALL],
-               (native_.*torch).current);
-    add_times(stats.host_alloc_time, own.made, reset_.made);
-    add_times(stats.host_free_time, own.given_back, reset_.given_back);
-    stats.num_host_alloc += own.stats.device_allocs - reset_.stats.device_allocs;
-    stats.num_host_free += own.stats.device_frees - reset_.stats.device_frees;
-    return stats;
-  }
-
-  void reset_accumulated() {
-    native_host->reset_accumulated_stats();
-    auto own = Own::now();
-    std::lock_guard<std::mutex> lock(mutex_);
-    reset_ = own;
-  }
-
-  void reset_peak() {
-    native_host->reset_peak_stats();
-    check_pinned(api.reset_peak_pinned_stats(-1));
-    note_native();
-  }
-
-  // Notes what PyTorch's own allocator has.
-  void note_native() {
-    auto stats = native_host->get_stats();
-    std::lock_guard<std::mutex> lock(mutex_);
-    native_ = std::move(stats);
-  }
-
- private:
+// Pinned memory, of which there is one for all devices.
+struct PinnedMemory {
   struct Own {
     gpupool_device_stats stats{};
     gpupool_durations made{}, given_back{};
-
-    static Own now() {
-      Own own{sized<gpupool_device_stats>(), sized<gpupool_durations>(), sized<gpupool_durations>()};
-      check_pinned(api.pinned_stats(-1, &own.stats));
-      check_pinned(api.pinned_times(&own.made, &own.given_back));
-      return own;
-    }
   };
   struct Pair {
     Stat HostStats::*torch;
@@ -158,16 +108,32 @@ class HostStatistics {
       {&HostStats::allocated_bytes, &gpupool_device_stats::reserved_bytes},
   };
 
-  std::mutex mutex_;
-  Own reset_;        // when accumulated statistics were last reset
-  HostStats native_; // when peaks were last reset, or gpupool was installed
-
+  static HostStats native_stats(DeviceIndex) { return native_host->get_stats(); }
+  static Own own_stats(DeviceIndex) {
+    Own own{sized<gpupool_device_stats>(), sized<gpupool_durations>(), sized<gpupool_durations>()};
+    check_pinned(api.pinned_stats(-1, &own.stats));
+    check_pinned(api.pinned_times(&own.made, &own.given_back));
+    return own;
+  }
+  static void add(HostStats &stats, const Own &own, const Own &reset, const HostStats &before) {
+    for (auto [torch, ours] : PAIRS)
+      add_stat(stats.*torch, (own.stats.*ours)[GPUPOOL_ALL], (reset.stats.*ours)[GPUPOOL_ALL], (before.*torch).current);
+    add_times(stats.host_alloc_time, own.made, reset.made);
+    add_times(stats.host_free_time, own.given_back, reset.given_back);
+    stats.num_host_alloc += own.stats.device_allocs - reset.stats.device_allocs;
+    stats.num_host_free += own.stats.device_frees - reset.stats.device_frees;
+  }
   static void add_times(DurationStat &stat, const gpupool_durations &own, const gpupool_durations &reset) {
     stat.total += own.total - reset.total;
     stat.count += own.count - reset.count;
     stat.max = std::max(stat.max, own.max);
     // 0 stands for none.
     if (own.min && (!stat.min || own.min < stat.min)) stat.min = own.min;
+  }
+  static void reset_native_accumulated(DeviceIndex) { native_host->reset_accumulated_stats(); }
+  static void reset_peaks(DeviceIndex) {
+    native_host->reset_peak_stats();
+    check_pinned(api.reset_peak_pinned_stats(-1));
   }
 };
 
@@ -217,9 +183,9 @@ class HostAllocator final : public at::HostAllocator {
     check_pinned(api.empty_pinned_cache(nullptr));
   }
 
-  HostStats get_stats() override { return statistics_.get(); }
-  void reset_accumulated_stats() override { statistics_.reset_accumulated(); }
-  void reset_peak_stats() override { statistics_.reset_peak(); }
+  HostStats get_stats() override { return statistics_.of(0); }
+  void reset_accumulated_stats() override { statistics_.reset_accumulated(0); }
+  void reset_peak_stats() override { statistics_.reset_peak(0); }
 
   // PyTorch's own allocator is told too, for it may serve before the capture ends.
   void begin_allocate_to_pool(MempoolId_t id, Filter filter) override {
@@ -262,7 +228,7 @@ class HostAllocator final : public at::HostAllocator {
 #endif
 
   void serve() {
-    statistics_.note_native();
+    statistics_.note_native(0);
     is_passing_.store(false);
   }
   void pass() { is_passing_.store(true); }
@@ -270,7 +236,7 @@ class HostAllocator final : public at::HostAllocator {
  private:
   std::atomic<bool> is_passing_{false}; // gpupool was uninstalled
   Captures captures_;
-  HostStatistics statistics_;
+  StatisticsOf<PinnedMemory> statistics_;
 
   bool is_passing() const { return is_passing_.load(std::memory_order_relaxed); }
 

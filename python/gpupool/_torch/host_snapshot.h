@@ -16,21 +16,13 @@ struct HostSnapshot {
   std::vector<TraceEntry> entries;
 
   void take(bool with_entries) {
-    auto visitor = sized<gpupool_snapshot_visitor>();
-    visitor.context = this;
-    visitor.block = [](void *snapshot, const gpupool_block *block) {
-      guarded([&] { static_cast<HostSnapshot *>(snapshot)->add(*block); });
-    };
-    if (with_entries)
-      visitor.event = [](void *snapshot, const gpupool_event *event) {
-        guarded([&] { static_cast<HostSnapshot *>(snapshot)->add(*event); });
-      };
+    auto visitor = visitor_of(*this, with_entries);
     thrown = {}; // by what another library did
     check(api.pinned_snapshot(&visitor));
   }
 
- private:
-  void add(const gpupool_block &block) {
+  void see(const gpupool_segment &) {}
+  void see(const gpupool_block &block) {
     auto &info = segments.emplace_back();
     info.address = reinterpret_cast<size_t>(block.address);
     info.size = block.bytes;
@@ -39,7 +31,7 @@ struct HostSnapshot {
     info.context_when_allocated = History::known_context(block.stack);
   }
 
-  void add(const gpupool_event &event) {
+  void see(const gpupool_event &event) {
     auto &entry = entries.emplace_back(static_cast<TraceEntry::Action>(event.action), DeviceIndex{-1}, event.address,
                                        event.bytes, nullptr, MempoolId_t{0, 0}, 0, History::known_context(event.stack));
     entry.time_.t_ = static_cast<c10::time_t>(event.unix_micros);

@@ -1,12 +1,8 @@
 """The library that is gpupool's allocator for the PyTorch that runs: found, or compiled at first use, and loaded."""
 
-import contextlib
 import ctypes
-import hashlib
-import logging
 import os
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +18,29 @@ _INTERFACE = (
     "c10/core/Allocator.h",
     "ATen/core/CachingHostAllocator.h",
 )
-_FUNCTIONS = ("version", "install", "uninstall", "install_pinned", "uninstall_pinned", "adopt")
+
+
+class PoolId(ctypes.Structure):
+    """gpupool_pool_id."""
+
+    _fields_ = (("first", ctypes.c_uint64), ("second", ctypes.c_uint64))
+
+
+# The functions of the library, each with the types of its arguments and what is said where it refuses.
+_FUNCTIONS: dict[str, tuple[list[Any], str]] = {
+    "install": ([ctypes.c_void_p], "could not become PyTorch's allocator"),
+    "uninstall": ([], "could not give PyTorch's allocator its place back"),
+    "install_pinned": ([ctypes.c_void_p] * 3, "could not become PyTorch's allocator of pinned memory"),
+    "uninstall_pinned": ([], "could not give the place of PyTorch's pinned memory back"),
+    "adopt": ([ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, PoolId], "could not use a pool in PyTorch"),
+    "version": ([], ""),
+}
 # Half a gigabyte, to which the library is not linked for two functions: at::getHostAllocator and at::setHostAllocator.
 _TORCH_CPU = "libtorch_cpu.so"
 _OF_TORCH_CPU = (
     "_ZN2at16getHostAllocatorEN3c1010DeviceTypeE",
     "_ZN2at16setHostAllocatorEN3c1010DeviceTypeEPNS_13HostAllocatorEh",
 )
-
-
-class _PoolId(ctypes.Structure):
-    """gpupool_pool_id."""
-
-    _fields_ = (("first", ctypes.c_uint64), ("second", ctypes.c_uint64))
 
 
 class Library:
@@ -53,70 +59,29 @@ class Library:
         try:
             # ctypes resolves all symbols at once, so what PyTorch no longer has is missed here.
             functions = ctypes.CDLL(str(path))
-            answering = [functions[f"gpupool_torch_{name}"] for name in _FUNCTIONS]
+            self._functions = {name: functions[f"gpupool_torch_{name}"] for name in _FUNCTIONS}
         except (OSError, AttributeError) as error:
             raise NoLibrary(f"{path} cannot be loaded: {error}") from error
-        for function in answering:
-            function.restype = ctypes.c_char_p
-        tell, self._install, self._uninstall, self._install_pinned, self._uninstall_pinned, self._adopt = answering
-        self._install.argtypes = [ctypes.c_void_p]
-        self._install_pinned.argtypes = [ctypes.c_void_p] * 3
-        self._adopt.argtypes = [ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, _PoolId]
-        told = _text(tell())
+        for name, (types, _) in _FUNCTIONS.items():
+            self._functions[name].restype, self._functions[name].argtypes = ctypes.c_char_p, types
+        told = _text(self._functions["version"]())
         if told != version:
             raise NoLibrary(f"{path} is for PyTorch {told}, not for {version}")
         self.path = path
 
-    def install(self) -> None:
-        """Make it PyTorch's allocator; a second call does nothing.
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call one of the functions in :data:`_FUNCTIONS`; a second call to take a place does nothing.
 
         Raises:
             gpupool.Error: It refuses.
         """
-        _check(self._install(table()), f"{self.path} could not become PyTorch's allocator")
-
-    def uninstall(self) -> None:
-        """Give the place back to the allocator that was there.
-
-        Raises:
-            gpupool.Error: It refuses.
-        """
-        _check(self._uninstall(), f"{self.path} could not give PyTorch's allocator its place back")
-
-    def install_pinned(self) -> None:
-        """Make it PyTorch's allocator of pinned memory; a second call does nothing.
-
-        Raises:
-            gpupool.LibraryNotFound: PyTorch lacks the functions by which that is set.
-            gpupool.Error: It refuses.
-        """
-        answer = self._install_pinned(table(), *_functions_of_torch_cpu())
-        _check(answer, f"{self.path} could not become PyTorch's allocator of pinned memory")
-
-    def uninstall_pinned(self) -> None:
-        """Let the allocator of pinned memory that was there serve what is new.
-
-        Raises:
-            gpupool.Error: It refuses.
-        """
-        _check(self._uninstall_pinned(), f"{self.path} could not give the place of PyTorch's pinned memory back")
-
-    def adopt(self, device: int, torch_id: tuple[int, int], own_id: tuple[int, int]) -> None:
-        """Make a pool that PyTorch has just made one of gpupool's.
-
-        Raises:
-            gpupool.Error: One of them is gone.
-        """
-        _check(self._adopt(device, *torch_id, _PoolId(*own_id)), f"pool {own_id} could not be used in PyTorch")
+        answer = self._functions[name](*arguments)
+        if answer is not None:
+            raise _native.Error(f"{self.path} {_FUNCTIONS[name][1]}: {_text(answer)}")
 
 
 def _text(answer: bytes | None) -> str:
     return (answer or b"").decode(errors="replace")
-
-
-def _check(answer: bytes | None, what: str) -> None:
-    if answer is not None:
-        raise _native.Error(f"{what}: {_text(answer)}")
 
 
 def table() -> int:
@@ -126,7 +91,7 @@ def table() -> int:
     return int(point(_native.c_api.capsule, b"gpupool.c_api") or 0)
 
 
-def _functions_of_torch_cpu() -> list[int]:
+def functions_of_torch_cpu() -> list[int]:
     """Return the addresses of the functions by which PyTorch's allocator of pinned memory is told and set.
 
     Raises:
@@ -151,55 +116,31 @@ def load(torch: Any) -> Library:
     """
     release = re.match(r"(\d+\.\d+)", str(torch.__version__))
     version = release[1] if release else ""
-    reasons = []
-    for find in (_shipped, _cached, _compiled):
-        try:
-            path = find(torch, version)
-            if path is not None:
-                return Library(path, version)
-        except (NoLibrary, compiler.CompilationFailed) as error:
-            reasons.append(str(error))
-    raise NoLibrary("; ".join(dict.fromkeys(reasons)))
-
-
-def _shipped(torch: Any, version: str) -> Path | None:
-    """Return the library that came with gpupool for this version.
-
-    Releases of a version share one interface; what was built between releases may have any.
-    """
     path = compiler.FOLDER / f"allocator-{version}.so"
-    is_release = re.fullmatch(r"\d+\.\d+\.\d+(\+\w+)?", str(torch.__version__))
-    return path if is_release and path.is_file() else None
-
-
-def _cached(torch: Any, version: str) -> Path | None:
-    """Return the library that was compiled before."""
-    return cache.kept(cache_path(torch))
+    finders = (
+        lambda: cache.shipped(path, torch.__version__),
+        lambda: cache.kept(cache_path(torch)),
+        lambda: _compiled(torch, version),
+    )
+    return cache.first(finders, lambda path: Library(path, version))
 
 
 def _compiled(torch: Any, version: str) -> Path:
     """Compile the library into the cache."""
     if torch.version.cuda is None:
         raise NoLibrary(f"PyTorch {torch.__version__} is not built for CUDA, which alone gpupool's allocator is for")
-    began = time.monotonic()
     cuda = compiler.cuda_headers(str(torch.version.cuda))
     options = [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"]
-    with cache.replacing(cache_path(torch)) as (made, path):
+    with cache.compiling(f"allocator for PyTorch {torch.__version__}", cache_path(torch)) as (made, path):
         compiler.compile_library(Path(torch.__file__).parent, cuda, made, options=options)
         # A library that cannot be used is not kept.
         Library(made, version)
-    logging.getLogger("gpupool.library").info(
-        "allocator for PyTorch %s: compiled to %s in %.1f s", torch.__version__, path, time.monotonic() - began
-    )
     return path
 
 
 def cache_path(torch: Any) -> Path:
     """Return the file that a library compiled for this PyTorch has: another for each that could differ."""
-    versions = (torch.__version__, torch.version.cuda, _native.__version__, torch._C._GLIBCXX_USE_CXX11_ABI)
-    digest = hashlib.sha256(repr(versions).encode())
+    versions = (torch.__version__, torch.version.cuda, torch._C._GLIBCXX_USE_CXX11_ABI)
     headers = Path(torch.__file__).parent / "include"
-    for file in (*compiler.sources(), *(headers / name for name in _INTERFACE)):
-        with contextlib.suppress(OSError):
-            digest.update(file.read_bytes())
-    return cache.folder() / "torch" / f"allocator-{torch.__version__}-{digest.hexdigest()[:16]}.so"
+    files = (*compiler.sources(), *(headers / name for name in _INTERFACE))
+    return cache.path_for("torch/allocator", ".so", versions, files)

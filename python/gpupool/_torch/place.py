@@ -45,14 +45,8 @@ def take(torch: Any) -> None:
         if _is_taken:
             return
         _refuse_others(torch)
-        try:
-            loaded = _load(torch)
-        except library.NoLibrary as reason:
-            raise _native.LibraryNotFound(
-                f"PyTorch's memory cannot come from gpupool: {_missing(torch, reason)}. Mend that, or use "
-                "gpupool.torch.using(pool), which needs no library"
-            ) from reason
-        loaded.install()
+        loaded = _load(torch, "memory", "use gpupool.torch.using(pool), which needs no library")
+        loaded.call("install", library.table())
         _is_taken = _was_taken = True
         _warn_of_hooks(torch)
 
@@ -68,14 +62,8 @@ def take_pinned(torch: Any) -> bool:
     with _lock:
         if _has_pinned:
             return False
-        try:
-            loaded = _load(torch)
-        except library.NoLibrary as reason:
-            raise _native.LibraryNotFound(
-                f"PyTorch's pinned memory cannot come from gpupool: {_missing(torch, reason)}. Mend that, or leave out "
-                "pinned=True"
-            ) from reason
-        loaded.install_pinned()
+        loaded = _load(torch, "pinned memory", "leave out pinned=True")
+        loaded.call("install_pinned", library.table(), *library.functions_of_torch_cpu())
         _has_pinned = True
         return True
 
@@ -89,7 +77,7 @@ def give_back() -> None:
     global _is_taken
     with _lock:
         if _is_taken and _library is not None:
-            _library.uninstall()
+            _library.call("uninstall")
             _is_taken = False
 
 
@@ -102,7 +90,7 @@ def give_back_pinned() -> None:
     global _has_pinned
     with _lock:
         if _has_pinned and _library is not None:
-            _library.uninstall_pinned()
+            _library.call("uninstall_pinned")
             _has_pinned = False
 
 
@@ -113,23 +101,25 @@ def adopt(device: int, torch_id: tuple[int, int], own_id: tuple[int, int]) -> No
         gpupool.Error: One of them is gone.
     """
     if _library is not None:
-        _library.adopt(device, torch_id, own_id)
+        _library.call("adopt", device, *torch_id, library.PoolId(*own_id))
 
 
-def _load(torch: Any) -> library.Library:
+def _load(torch: Any, what: str, instead: str) -> library.Library:
     """Return the library, loaded at the first call.
 
     Raises:
-        library.NoLibrary: There is none.
+        gpupool.LibraryNotFound: There is none.
     """
     global _library
     if _library is None:
-        _library = library.load(torch)
+        try:
+            _library = library.load(torch)
+        except library.NoLibrary as reason:
+            raise _native.LibraryNotFound(
+                f"PyTorch's {what} cannot come from gpupool: gpupool has no library for PyTorch {torch.__version__} "
+                f"and could not make one: {reason}. Mend that, or {instead}"
+            ) from reason
     return _library
-
-
-def _missing(torch: Any, reason: library.NoLibrary) -> str:
-    return f"gpupool has no library for PyTorch {torch.__version__} and could not make one: {reason}"
 
 
 def _warn_of_hooks(torch: Any) -> None:

@@ -243,7 +243,7 @@ class Pools {
 
   // Returns the newest route that accepts a request. Its filter, a function of PyTorch's, is called without a lock.
   std::optional<Route> route(DeviceIndex device, cudaStream_t stream) {
-    auto routes = this->routes();
+    auto routes = routes_.get();
     std::optional<Route> found;
     for (auto route = routes->rbegin(); route != routes->rend(); ++route) {
       if (!found && route->device == device && route->accepts(stream)) found = *route;
@@ -273,24 +273,17 @@ class Pools {
   // PyTorch's numbers of all pools that it made, also of those that are gone, whose blocks may live.
   std::map<std::pair<uint64_t, uint64_t>, MempoolId_t> names_;
   size_t most_names_ = 1024;
-  std::shared_ptr<const Routes> routes_ = std::make_shared<Routes>();
-
-  std::shared_ptr<const Routes> routes() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return routes_;
-  }
+  Replaced<Routes> routes_;
 
   template <typename Change> void change_routes(Change change) {
-    std::shared_ptr<const Routes> old; // outlives the lock: filters may be objects of Python's
-    std::lock_guard<std::mutex> lock(mutex_);
-    auto routes = std::make_shared<Routes>(*routes_);
-    change(*routes);
-    set_detour(ROUTED, !routes->empty());
-    old = std::exchange(routes_, std::move(routes));
+    routes_.change([&](Routes &routes) {
+      change(routes);
+      set_detour(ROUTED, !routes.empty());
+    });
   }
 
   void check_not_routed(DeviceIndex device, const MempoolId_t &id) {
-    for (auto &route : *routes())
+    for (auto &route : *routes_.get())
       TORCH_CHECK(route.device != device || route.id != id, "beginAllocateToPool: already recording to mempool_id");
   }
 
@@ -310,13 +303,11 @@ class Pools {
       std::lock_guard<std::mutex> lock(mutex_);
       if (names_.size() < most_names_) return;
     }
-    std::set<std::pair<uint64_t, uint64_t>> seen;
-    auto visitor = sized<gpupool_snapshot_visitor>();
-    visitor.context = &seen;
-    visitor.segment = [](void *context, const gpupool_segment *segment) {
-      guarded([&] { static_cast<decltype(seen) *>(context)->insert({segment->pool.first, segment->pool.second}); });
-    };
-    visitor.block = [](void *, const gpupool_block *) {};
+    struct Seen : std::set<std::pair<uint64_t, uint64_t>> {
+      void see(const gpupool_segment &segment) { insert({segment.pool.first, segment.pool.second}); }
+      void see(const gpupool_block &) {}
+    } seen;
+    auto visitor = visitor_of(seen);
     check(api.snapshot(-1, nullptr, &visitor));
     std::lock_guard<std::mutex> lock(mutex_);
     for (auto &[key, pool] : pools_) seen.insert({pool->own_id.first, pool->own_id.second});

@@ -17,25 +17,41 @@ using c10::cuda::CUDACachingAllocator::SnapshotInfo;
 
 class Snapshot {
  public:
-  Snapshot(Pools &pools, History &history) : pools_(pools), history_(history), collected_{&history, {}, {}} {}
+  Snapshot(Pools &pools, History &history) : pools_(pools), history_(history) {}
 
   // Visits the memory of all devices or of one pool, and the events if they are wanted.
   void take(int device, const gpupool_pool_id *pool, bool with_events) {
-    auto visitor = sized<gpupool_snapshot_visitor>();
-    visitor.context = this;
-    visitor.segment = [](void *context, const gpupool_segment *segment) {
-      guarded([&] { static_cast<Snapshot *>(context)->add(*segment); });
-    };
-    visitor.block = [](void *context, const gpupool_block *block) {
-      guarded([&] { static_cast<Snapshot *>(context)->add(*block); });
-    };
-    if (with_events)
-      visitor.event = [](void *context, const gpupool_event *event) {
-        History::collect(static_cast<Snapshot *>(context)->collected_, *event);
-      };
+    auto visitor = visitor_of(*this, with_events);
     check(api.snapshot(device, pool, &visitor));
     close();
   }
+
+  void see(const gpupool_segment &segment) {
+    close();
+    auto &info = segments_.emplace_back();
+    info.device = static_cast<DeviceIndex>(segment.device);
+    // Who registers segments on several machines wants the same order on each, which addresses have. Pages that move must
+    // not be registered, and without a number ProcessGroupNCCL::registerMemPool refuses them.
+    info.registration_counter = segment.is_movable ? -1 : static_cast<int32_t>(segments_.size() - 1);
+    info.address = reinterpret_cast<size_t>(segment.address);
+    info.stream = segment.stream;
+    info.is_large = !segment.is_small;
+    info.is_expandable = segment.is_movable;
+    info.owner_private_pool_id = pools_.shown(segment.pool);
+    info.context_when_allocated = history_.context(segment.stack);
+    end_ = info.address + segment.bytes;
+  }
+  void see(const gpupool_block &block) {
+    fill(reinterpret_cast<size_t>(block.address));
+    BlockInfo info;
+    info.size = block.bytes;
+    info.requested_size = block.requested;
+    info.allocated = block.is_live;
+    info.active = block.is_live || block.is_waiting;
+    info.context_when_allocated = history_.context(block.stack);
+    add(std::move(info));
+  }
+  void see(const gpupool_event &event) { history_.collect(collected_, event); }
 
   const std::vector<SegmentInfo> &segments() const { return segments_; }
 
@@ -67,33 +83,6 @@ class Snapshot {
   History::Entries collected_;
   std::vector<SegmentInfo> segments_;
   size_t end_ = 0; // of the segment that is being visited
-
-  void add(const gpupool_segment &segment) {
-    close();
-    auto &info = segments_.emplace_back();
-    info.device = static_cast<DeviceIndex>(segment.device);
-    // Who registers segments on several machines wants the same order on each, which addresses have. Pages that move must
-    // not be registered, and without a number ProcessGroupNCCL::registerMemPool refuses them.
-    info.registration_counter = segment.is_movable ? -1 : static_cast<int32_t>(segments_.size() - 1);
-    info.address = reinterpret_cast<size_t>(segment.address);
-    info.stream = segment.stream;
-    info.is_large = !segment.is_small;
-    info.is_expandable = segment.is_movable;
-    info.owner_private_pool_id = pools_.shown(segment.pool);
-    info.context_when_allocated = history_.context(segment.stack);
-    end_ = info.address + segment.bytes;
-  }
-
-  void add(const gpupool_block &block) {
-    fill(reinterpret_cast<size_t>(block.address));
-    BlockInfo info;
-    info.size = block.bytes;
-    info.requested_size = block.requested;
-    info.allocated = block.is_live;
-    info.active = block.is_live || block.is_waiting;
-    info.context_when_allocated = history_.context(block.stack);
-    add(std::move(info));
-  }
 
   void add(BlockInfo info) {
     auto &segment = segments_.back();

@@ -59,48 +59,63 @@ inline void add_stat(Stat &stat, const gpupool_stat &own, const gpupool_stat &re
   stat.freed += own.freed - reset.freed;
 }
 
-class Statistics {
+// The statistics of one kind of memory, which `Memory` says: gpupool's and those of PyTorch's own allocator.
+template <typename Memory> class StatisticsOf {
  public:
-  DeviceStats of(DeviceIndex device) {
-    auto stats = native->getDeviceStats(device);
-    auto own = own_stats(device);
+  auto of(DeviceIndex device) {
+    auto stats = Memory::native_stats(device);
+    auto own = Memory::own_stats(device);
     std::lock_guard<std::mutex> lock(mutex_);
     auto &since = since_[device];
-    for (auto [torch, ours] : STAT_ARRAYS)
-      for (size_t kind = 0; kind < 3; kind++)
-        add_stat((stats.*torch)[kind], (own.*ours)[kind], (since.reset.*ours)[kind],
-                 (since.native.*torch)[kind].current);
-    for (auto [torch, ours] : STAT_COUNTS) stats.*torch += own.*ours - since.reset.*ours;
+    Memory::add(stats, own, since.reset, since.native);
     return stats;
   }
 
   void reset_accumulated(DeviceIndex device) {
-    native->resetAccumulatedStats(device);
-    auto own = own_stats(device);
+    Memory::reset_native_accumulated(device);
+    auto own = Memory::own_stats(device);
     std::lock_guard<std::mutex> lock(mutex_);
     since_[device].reset = own;
   }
 
   void reset_peak(DeviceIndex device) {
-    native->resetPeakStats(device);
-    check(api.reset_peak_stats(device));
+    Memory::reset_peaks(device);
     note_native(device);
   }
 
   // Notes what PyTorch's own allocator has. It hands out nothing more, so that it never has more later.
   void note_native(DeviceIndex device) {
-    auto stats = native->getDeviceStats(device);
+    auto stats = Memory::native_stats(device);
     std::lock_guard<std::mutex> lock(mutex_);
-    since_[device].native = stats;
+    since_[device].native = std::move(stats);
   }
 
  private:
   struct Since {
-    gpupool_device_stats reset{}; // when accumulated statistics were last reset
-    DeviceStats native;           // when peaks were last reset, or gpupool was installed
+    decltype(Memory::own_stats(0)) reset{};   // when accumulated statistics were last reset
+    decltype(Memory::native_stats(0)) native; // when peaks were last reset, or gpupool was installed
   };
   std::mutex mutex_;
   std::map<DeviceIndex, Since> since_;
 };
+
+// The memory of devices.
+struct DeviceMemory {
+  static DeviceStats native_stats(DeviceIndex device) { return native->getDeviceStats(device); }
+  static gpupool_device_stats own_stats(DeviceIndex device) { return gpupool_torch::own_stats(device); }
+  static void add(DeviceStats &stats, const gpupool_device_stats &own, const gpupool_device_stats &reset,
+                  const DeviceStats &before) {
+    for (auto [torch, ours] : STAT_ARRAYS)
+      for (size_t kind = 0; kind < 3; kind++)
+        add_stat((stats.*torch)[kind], (own.*ours)[kind], (reset.*ours)[kind], (before.*torch)[kind].current);
+    for (auto [torch, ours] : STAT_COUNTS) stats.*torch += own.*ours - reset.*ours;
+  }
+  static void reset_native_accumulated(DeviceIndex device) { native->resetAccumulatedStats(device); }
+  static void reset_peaks(DeviceIndex device) {
+    native->resetPeakStats(device);
+    check(api.reset_peak_stats(device));
+  }
+};
+using Statistics = StatisticsOf<DeviceMemory>;
 
 } // namespace gpupool_torch

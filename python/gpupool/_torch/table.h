@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -130,6 +131,44 @@ template <typename Struct> Struct sized() {
   value.size = sizeof value;
   return value;
 }
+
+// A visitor of snapshots that has an object see what it visits.
+template <typename Object> gpupool_snapshot_visitor visitor_of(Object &object, bool with_events = false) {
+  auto visitor = sized<gpupool_snapshot_visitor>();
+  visitor.context = &object;
+  visitor.segment = [](void *context, const gpupool_segment *segment) {
+    guarded([&] { static_cast<Object *>(context)->see(*segment); });
+  };
+  visitor.block = [](void *context, const gpupool_block *block) {
+    guarded([&] { static_cast<Object *>(context)->see(*block); });
+  };
+  if constexpr (requires(const gpupool_event &event) { object.see(event); })
+    if (with_events)
+      visitor.event = [](void *context, const gpupool_event *event) {
+        guarded([&] { static_cast<Object *>(context)->see(*event); });
+      };
+  return visitor;
+}
+
+// A value that is replaced by a changed copy, so that who has it reads it without a lock.
+template <typename Value> class Replaced {
+ public:
+  std::shared_ptr<const Value> get() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return value_;
+  }
+  template <typename Change> void change(Change change) {
+    std::shared_ptr<const Value> before; // ends after the lock: it may hold objects of Python's
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto value = std::make_shared<Value>(*value_);
+    change(*value);
+    before = std::exchange(value_, std::move(value));
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::shared_ptr<const Value> value_ = std::make_shared<Value>();
+};
 
 // Whether a stream is of PyTorch's own pools, whose streams it never destroys.
 inline bool is_own(const c10::cuda::CUDAStream &stream) { return stream.id() & 1; }

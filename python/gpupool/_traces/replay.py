@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import gpupool
 from gpupool import _native
@@ -67,9 +68,14 @@ def rows(
         draw: Tell what was reserved at each change.
         turn: The trace's place among several.
     """
-    most = _MOST_CHANGES if draw else 0
     # No more can be live than if the threads reached their peaks at the same moment.
     peak_live = threads * trace.peak_live
+
+    def row(allocator: str, peak: int | None, **more: Any) -> Row:
+        ratio = None if peak is None else peak / peak_live
+        return Row(trace.name, allocator, trace.events, peak_live, peak, ratio, **more)
+
+    most = _MOST_CHANGES if draw else 0
     for allocator in allocators:
         try:
             with Progress(f"replaying {trace.name} with {allocator}", turn) as progress:
@@ -79,15 +85,11 @@ def rows(
         except gpupool.OutOfMemory as error:
             if not compare:
                 raise
-            yield Row(trace.name, allocator, trace.events, peak_live, None, None, out_of_memory=_reason(error))
+            yield row(allocator, None, out_of_memory=_reason(error))
             continue
-        yield Row(
-            trace=trace.name,
-            allocator=allocator,
-            events=trace.events,
-            peak_live=peak_live,
-            peak_reserved=result.peak_reserved,
-            ratio=result.peak_reserved / peak_live,
+        yield row(
+            allocator,
+            result.peak_reserved,
             driver_calls=result.driver_calls,
             moved_pages=result.moved_pages,
             cold_ns=result.cold_ns,
@@ -99,22 +101,11 @@ def rows(
         capacity = _native.device_info(gpupool.current_device())["total_bytes"]
         for allocator in SIMULATED:
             found = simulated(trace, allocator, capacity, turn)
-            peak, changes = found.peak_reserved, found.changes if draw else []
-            ratio = peak / peak_live
-            yield Row(
-                trace=trace.name,
-                allocator=allocator,
-                events=trace.events,
-                peak_live=peak_live,
-                peak_reserved=peak,
-                ratio=ratio,
-                out_of_memory=_shortage(found),
-                fails_at=found.fails_at,
-                changes=changes,
-            )
+            changes = found.changes if draw else []
+            shortage, fails_at = _shortage(found), found.fails_at
+            yield row(allocator, found.peak_reserved, out_of_memory=shortage, fails_at=fails_at, changes=changes)
         if trace.reserved:
-            peak = max(trace.reserved)
-            yield Row(trace.name, RECORDED, trace.events, peak_live, peak, peak / peak_live)
+            yield row(RECORDED, max(trace.reserved))
 
 
 def _reason(error: gpupool.OutOfMemory) -> str:

@@ -229,6 +229,22 @@ def _file_of(
     return TraceFile(name, trace, has_events, device, devices, segments, failures, handle_events, stacks)
 
 
+class _Series:
+    """Numbers that a file tells; one that it does not tell makes all of them unknown."""
+
+    def __init__(self, code: str) -> None:
+        self.numbers: array[int] = array(code)
+        self._is_known = True
+
+    def add(self, number: int | None) -> None:
+        """Add the next number, None for one that is not told."""
+        if number is None:
+            self._is_known = False
+            del self.numbers[:]
+        elif self._is_known:
+            self.numbers.append(number)
+
+
 def _nothing(path: str, *cuts: str) -> TraceError:
     cut = "".join(f", which was cut off {cut}; copy it again" for cut in cuts)
     return TraceError(f"{path}: nothing to replay: no allocation of at least one byte in it{cut}")
@@ -246,9 +262,7 @@ def _pack(
     most = memory_limit // _bounds.EVENT_MEMORY
     slots, sizes, streams = array("I"), array("Q"), array("I")
     stream_numbers: dict[int, int] = {}
-    times: array[int] | None = array("q")
-    reserved: array[int] | None = array("Q")
-    addresses: array[int] | None = array("Q")
+    times, reserved, addresses = _Series("q"), _Series("Q"), _Series("Q")
     pools, stack_numbers = array("I"), array("I")
     pool_numbers: dict[PoolId | None, int] = {}
     live: dict[str | int, tuple[int, int, int]] = {}
@@ -257,22 +271,15 @@ def _pack(
     latest = 0
 
     def add(slot: int, size: int, stream: int, event: Event) -> None:
-        nonlocal times, reserved, start, latest
+        nonlocal start, latest
         slots.append(slot)
         sizes.append(size)
         streams.append(stream_numbers.setdefault(stream, len(stream_numbers)))
-        if times is not None:
-            if event.time is None:
-                times = None
-            else:
-                start = event.time if start is None else start
-                latest = max(latest, event.time - start)
-                times.append(latest)
-        if reserved is not None:
-            if event.reserved is None:
-                reserved = None
-            else:
-                reserved.append(event.reserved)
+        if event.time is not None:
+            start = event.time if start is None else start
+            latest = max(latest, event.time - start)
+        times.add(None if event.time is None else latest)
+        reserved.add(event.reserved)
 
     for event in events:
         # An allocation of a live block also ends the former one: its free is not in the trace.
@@ -286,12 +293,7 @@ def _pack(
             add(count, event.size, event.stream, event)
             pools.append(pool_numbers.setdefault(event.pool, len(pool_numbers)))
             stack_numbers.append(event.stack)
-            if addresses is not None:
-                address = _address_of(event.block)
-                if address is None:
-                    addresses = None
-                else:
-                    addresses.append(address)
+            addresses.add(_address_of(event.block))
             count += 1
             now += event.size
             if now > peak:
@@ -325,10 +327,10 @@ def _pack(
         sizes=sizes.tobytes(),
         streams=streams.tobytes(),
         stream_names=tuple(stream_numbers),
-        start=None if times is None else start,
-        times=array("q") if times is None else times,
-        reserved=array("Q") if reserved is None else reserved,
-        addresses=array("Q") if addresses is None else addresses,
+        start=start if times.numbers else None,
+        times=times.numbers,
+        reserved=reserved.numbers,
+        addresses=addresses.numbers,
         pools=pools,
         pool_ids=tuple(pool_numbers),
         stacks=stack_numbers,

@@ -183,15 +183,36 @@ template <class Function> int call(Function function) {
   return status;
 }
 
-// The same for a call that allocates: nothing is allocated if it throws.
-template <class Function> int allocate(void *&pointer, Function function) {
+// Makes a call of the table that answers by a pointer, and returns the answer.
+template <class Value, class Function> Value ask(Function function, Value value = {}) {
+  check(call([&] { return function(&value); }));
+  return value;
+}
+
+// The same for a call that allocates: nothing is allocated if it, or the function that checks its status, throws.
+template <class Function, class Check = void (*)(int)> void *allocate(Function function, Check checked = check) {
+  void *pointer = nullptr;
   try {
-    return call([&] { return function(&pointer); });
+    checked(call([&] { return function(&pointer); }));
   } catch (...) {
-    if (pointer) api().deallocate(std::exchange(pointer, nullptr));
+    if (pointer) api().deallocate(pointer);
     throw;
   }
+  return pointer;
 }
+
+// Structs of the table say their size.
+template <class Struct> Struct sized() noexcept {
+  Struct value{};
+  value.size = sizeof value;
+  return value;
+}
+
+// What a function of the table made, and another one ends, which is refused in a forked child.
+template <auto END> struct ending {
+  template <class Object> void operator()(Object *object) const noexcept { (api().*END)(object); }
+};
+template <class Object, auto END> using owner = std::unique_ptr<Object, ending<END>>;
 
 // gpupool's blocks begin at multiples of this.
 inline constexpr std::size_t ALIGNMENT = 512;
@@ -304,16 +325,12 @@ inline void synchronize(stream_argument stream = nullptr, int device = 0) { chec
 // Releases free memory to the driver, of one device, or of all for -1, and waits for the GPU work that may still use it.
 // Returns how many bytes.
 inline std::uint64_t empty_cache(int device = -1) {
-  std::uint64_t bytes = 0;
-  check(detail::call([&] { return api().empty_cache(device, &bytes); }));
-  return bytes;
+  return detail::ask<std::uint64_t>([&](auto *bytes) { return api().empty_cache(device, bytes); });
 }
 
 inline gpupool_device_stats device_stats(int device = 0) {
-  gpupool_device_stats stats{};
-  stats.size = sizeof stats;
-  check(api().device_stats(device, &stats));
-  return stats;
+  return detail::ask([&](auto *stats) { return api().device_stats(device, stats); },
+                     detail::sized<gpupool_device_stats>());
 }
 
 // How a pool behaves; see gpupool_pool_options.
@@ -331,8 +348,7 @@ struct pool_options {
 class pool {
  public:
   explicit pool(int device = 0, const pool_options &options = {}) : device_(device) {
-    gpupool_pool_options own{};
-    own.size = sizeof own;
+    auto own = detail::sized<gpupool_pool_options>();
     own.for_graphs = options.for_graphs;
     own.use_on_oom = options.use_on_oom;
     own.no_split = options.no_split;
@@ -344,65 +360,43 @@ class pool {
       source = (new detail::source(*options.source))->functions();
       own.source = &source;
     }
-    check(detail::call([&] { return api().pool_create(device, &own, &handle_); }));
+    handle_.reset(detail::ask<gpupool_pool *>([&](auto **made) { return api().pool_create(device, &own, made); }));
   }
   // One more use of an existing pool, such as one of Python's.
-  pool(int device, gpupool_pool_id id) : device_(device) { check(api().pool_by_id(device, &id, &handle_)); }
-
-  pool(pool &&other) noexcept : device_(other.device_), handle_(std::exchange(other.handle_, nullptr)) {}
-  pool &operator=(pool &&other) noexcept {
-    std::swap(device_, other.device_);
-    std::swap(handle_, other.handle_);
-    return *this;
-  }
-  pool(const pool &) = delete;
-  pool &operator=(const pool &) = delete;
-  ~pool() {
-    if (handle_) api().pool_release(handle_);
-  }
+  pool(int device, gpupool_pool_id id)
+      : device_(device),
+        handle_(detail::ask<gpupool_pool *>([&](auto **found) { return api().pool_by_id(device, &id, found); })) {}
 
   int device() const noexcept { return device_; }
-  gpupool_pool *handle() const noexcept { return handle_; }
+  gpupool_pool *handle() const noexcept { return handle_.get(); }
 
   gpupool_pool_id id() const {
-    gpupool_pool_id id{};
-    check(api().pool_id(handle_, &id));
-    return id;
+    return detail::ask<gpupool_pool_id>([&](auto *id) { return api().pool_id(handle(), id); });
   }
   // Allocates from this pool, regardless of the thread's scopes; free it with deallocate.
   void *allocate(std::size_t bytes, stream_argument stream = nullptr) const {
-    void *pointer = nullptr;
-    check(detail::allocate(
-        pointer, [&](void **place) { return api().pool_allocate(handle_, UINT64_MAX, bytes, stream, place); }));
-    return pointer;
+    return detail::allocate(
+        [&](void **place) { return api().pool_allocate(handle(), UINT64_MAX, bytes, stream, place); });
   }
-  void set_use_on_oom(bool use_on_oom) { check(api().pool_set_use_on_oom(handle_, use_on_oom)); }
+  void set_use_on_oom(bool use_on_oom) { check(api().pool_set_use_on_oom(handle(), use_on_oom)); }
   // Releases its free memory to the driver, and waits for the GPU work that may still use it; returns how many bytes.
   std::uint64_t trim() {
-    std::uint64_t bytes = 0;
-    check(detail::call([&] { return api().pool_trim(handle_, &bytes); }));
-    return bytes;
+    return detail::ask<std::uint64_t>([&](auto *bytes) { return api().pool_trim(handle(), bytes); });
   }
   // Releases its device memory but keeps its addresses, and allocates it again; both return how many bytes.
   std::uint64_t sleep(gpupool_backup backup = GPUPOOL_BACKUP_HOST) {
-    std::uint64_t bytes = 0;
-    check(detail::call([&] { return api().pool_sleep(handle_, backup, &bytes); }));
-    return bytes;
+    return detail::ask<std::uint64_t>([&](auto *bytes) { return api().pool_sleep(handle(), backup, bytes); });
   }
   std::uint64_t wake() {
-    std::uint64_t bytes = 0;
-    check(detail::call([&] { return api().pool_wake(handle_, &bytes); }));
-    return bytes;
+    return detail::ask<std::uint64_t>([&](auto *bytes) { return api().pool_wake(handle(), bytes); });
   }
   bool is_asleep() const {
-    int is_asleep = 0;
-    check(api().pool_is_asleep(handle_, &is_asleep));
-    return is_asleep != 0;
+    return detail::ask<int>([&](auto *is_asleep) { return api().pool_is_asleep(handle(), is_asleep); }) != 0;
   }
 
  private:
   int device_;
-  gpupool_pool *handle_ = nullptr;
+  detail::owner<gpupool_pool, &gpupool_api::pool_release> handle_;
 };
 
 // While it lives, what its thread allocates on the pool's device comes from the pool. Scopes nest. Destroy it on the thread
@@ -423,64 +417,57 @@ class scope {
 class memory_range {
  public:
   memory_range(const pool &pool, std::uint64_t bytes, std::uint64_t page_bytes = std::uint64_t{2} << 20)
-      : device_(pool.device()), bytes_(bytes), page_bytes_(page_bytes) {
-    check(api().pool_reserve_range(pool.handle(), bytes, page_bytes, &handle_, &pointer_));
-  }
-  memory_range(memory_range &&other) noexcept
-      : device_(other.device_), bytes_(other.bytes_), page_bytes_(other.page_bytes_), pointer_(other.pointer_),
-        handle_(std::exchange(other.handle_, nullptr)) {}
-  memory_range &operator=(memory_range &&) = delete;
-  ~memory_range() {
-    // Refused in a forked child.
-    if (handle_) api().range_drop(handle_);
-  }
+      : device_(pool.device()), bytes_(bytes), page_bytes_(page_bytes),
+        handle_(detail::ask<gpupool_range *>([&](auto **range) {
+          return api().pool_reserve_range(pool.handle(), bytes, page_bytes, range, &pointer_);
+        })) {}
 
   void *ptr() const noexcept { return pointer_; }
   std::uint64_t nbytes() const noexcept { return bytes_; }
   std::uint64_t page_bytes() const noexcept { return page_bytes_; }
   int device() const noexcept { return device_; }
-  gpupool_range *handle() const noexcept { return handle_; }
+  gpupool_range *handle() const noexcept { return handle_.get(); }
   std::uint64_t committed_bytes() const {
-    std::uint64_t bytes = 0;
-    check(api().range_bytes(handle_, &bytes, nullptr));
-    return bytes;
+    return detail::ask<std::uint64_t>([&](auto *bytes) { return api().range_bytes(handle(), bytes, nullptr); });
   }
 
   // Pages by their numbers; what they are filled with, if anything, is a byte.
   void commit(const std::vector<std::uint32_t> &pages, stream_argument stream = nullptr, int fill = -1) const {
-    check(detail::call([&] {
-      return api().range_commit(handle_, pages.data(), pages.size(), device_, stream, nullptr, fill);
-    }));
+    commit(pages, nullptr, stream, fill);
   }
   // The same for pages that may be taken when memory is short, those with the lowest priority first.
   void commit_discardable(const std::vector<std::uint32_t> &pages, int priority, stream_argument stream = nullptr,
                           int fill = -1) const {
-    check(detail::call([&] {
-      return api().range_commit(handle_, pages.data(), pages.size(), device_, stream, &priority, fill);
-    }));
+    commit(pages, &priority, stream, fill);
   }
   void decommit(const std::vector<std::uint32_t> &pages, stream_argument stream = nullptr) const {
-    check(detail::call([&] { return api().range_decommit(handle_, pages.data(), pages.size(), device_, stream); }));
+    check(detail::call([&] { return api().range_decommit(handle(), pages.data(), pages.size(), device_, stream); }));
   }
   // Whether each page is committed, and so pinned until unpin.
   std::vector<bool> pin(const std::vector<std::uint32_t> &pages, stream_argument stream = nullptr) const {
     std::vector<unsigned char> bits((pages.size() + 7) / 8);
-    check(api().range_pin(handle_, pages.data(), pages.size(), device_, stream, bits.data()));
+    check(api().range_pin(handle(), pages.data(), pages.size(), device_, stream, bits.data()));
     std::vector<bool> is_there(pages.size());
     for (std::size_t place = 0; place < pages.size(); ++place) is_there[place] = bits[place / 8] >> place % 8 & 1;
     return is_there;
   }
   void unpin(const std::vector<std::uint32_t> &pages, stream_argument stream = nullptr) const {
-    check(api().range_unpin(handle_, pages.data(), pages.size(), device_, stream));
+    check(api().range_unpin(handle(), pages.data(), pages.size(), device_, stream));
   }
   // Keeps so many pages ready.
-  void prepare(std::uint64_t pages) const { check(api().range_prepare(handle_, pages)); }
+  void prepare(std::uint64_t pages) const { check(api().range_prepare(handle(), pages)); }
 
  private:
   int device_;
   std::uint64_t bytes_, page_bytes_;
   void *pointer_ = nullptr;
-  gpupool_range *handle_ = nullptr;
+  detail::owner<gpupool_range, &gpupool_api::range_drop> handle_;
+
+  void commit(const std::vector<std::uint32_t> &pages, const int *priority, void *stream, int fill) const {
+    check(detail::call([&] {
+      return api().range_commit(handle(), pages.data(), pages.size(), device_, stream, priority, fill);
+    }));
+  }
 };
 
 // Makes this process a neighbour of the user's others on the device, and sets what they are told of it.
@@ -491,30 +478,19 @@ inline void set_neighbour(const char *name = nullptr, std::uint64_t guarantee = 
 
 // The bytes of a device that this process could have, with what its neighbours would give back. It need not be one.
 inline std::uint64_t available_memory(int device = 0) {
-  std::uint64_t bytes = 0;
-  check(api().available_memory(device, &bytes));
-  return bytes;
+  return detail::ask<std::uint64_t>([&](auto *bytes) { return api().available_memory(device, bytes); });
 }
 
 // Memory that this process is about to take, of which its neighbours know as long as this lives; it becomes one itself. Waits
 // so many milliseconds until so much is available, UINT64_MAX for no end.
 class memory_claim {
  public:
-  explicit memory_claim(std::uint64_t bytes, int device = 0, std::uint64_t timeout_ms = 0) {
-    check(api().claim(device, bytes, timeout_ms, &handle_));
-  }
-  memory_claim(memory_claim &&other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
-  memory_claim &operator=(memory_claim &&other) noexcept {
-    std::swap(handle_, other.handle_);
-    return *this;
-  }
-  ~memory_claim() {
-    // Refused in a forked child.
-    if (handle_) api().claim_release(handle_);
-  }
+  explicit memory_claim(std::uint64_t bytes, int device = 0, std::uint64_t timeout_ms = 0)
+      : handle_(detail::ask<gpupool_claim *>(
+            [&](auto **claim) { return api().claim(device, bytes, timeout_ms, claim); })) {}
 
  private:
-  gpupool_claim *handle_ = nullptr;
+  detail::owner<gpupool_claim, &gpupool_api::claim_release> handle_;
 };
 
 // Frees a block, in the order of the stream that it was allocated on, or of another one of the device. Does nothing for a
@@ -529,18 +505,15 @@ namespace detail {
 // A block that is freed with its owner.
 class block {
  public:
-  block(const block &) = delete;
-  block &operator=(const block &) = delete;
-
-  void *ptr() const noexcept { return pointer_; }
-  std::size_t nbytes() const noexcept { return size_; }
-  explicit operator bool() const noexcept { return pointer_; }
+  void *ptr() const noexcept { return pointer_.get(); }
+  std::size_t nbytes() const noexcept { return pointer_ ? size_ : 0; }
+  explicit operator bool() const noexcept { return pointer_ != nullptr; }
 
   // Makes sure that the block, once freed, is not reused before the stream's work at that time is done. The stream is of the
   // block's device, of the first one for pinned memory, or of the one that is named.
   void record_stream(stream_argument stream) const { record_stream(stream, device_); }
   void record_stream(stream_argument stream, int device) const {
-    check(api().record_stream(pointer_, device, stream));
+    check(api().record_stream(ptr(), device, stream));
   }
 
   // Frees it now, in the order of its own stream; or of another one, and where that is refused it is as it was.
@@ -548,35 +521,27 @@ class block {
   void free(stream_argument stream) { free(stream, device_); }
   void free(stream_argument stream, int device) {
     check(call([&] {
-      int status = api().deallocate_on(pointer_, device, stream);
+      int status = api().deallocate_on(ptr(), device, stream);
       if (status == GPUPOOL_SUCCESS) release();
       return status;
     }));
   }
 
   // Releases ownership of the block to the caller, who frees it.
-  void *release() noexcept {
-    size_ = 0;
-    return std::exchange(pointer_, nullptr);
-  }
+  void *release() noexcept { return pointer_.release(); }
 
  protected:
-  explicit block(int device = 0) : device_(device) {}
-  block(block &&other) noexcept : device_(other.device_), size_(other.size_), pointer_(other.release()) {}
-  block &operator=(block &&other) noexcept {
-    std::swap(device_, other.device_);
-    std::swap(size_, other.size_);
-    std::swap(pointer_, other.pointer_);
-    return *this;
-  }
-  ~block() {
-    // Refused in a forked child.
-    if (pointer_) api().deallocate(pointer_);
-  }
+  block() = default;
+  block(void *pointer, std::size_t bytes, int device = 0) : device_(device), size_(bytes), pointer_(pointer) {}
+  block(block &&) = default;
+  block &operator=(block &&) = default;
+  ~block() = default;
 
-  int device_;
+  int device_ = 0;
+
+ private:
   std::size_t size_ = 0;
-  void *pointer_ = nullptr;
+  owner<void, &gpupool_api::deallocate> pointer_;
 };
 
 } // namespace detail
@@ -587,18 +552,11 @@ class device_buffer : public detail::block {
   device_buffer() = default;
   // From the pool of the thread's scope.
   explicit device_buffer(std::size_t bytes, stream_argument stream = nullptr, int device = 0)
-      : block(device), stream_(stream) {
-    check(detail::allocate(pointer_, [&](void **place) { return api().allocate(bytes, device, stream, place); }));
-    size_ = bytes;
-  }
+      : block(detail::allocate([&](void **place) { return api().allocate(bytes, device, stream, place); }), bytes, device),
+        stream_(stream) {}
   // From this pool, regardless of the scope.
   device_buffer(const pool &pool, std::size_t bytes, stream_argument stream = nullptr)
-      : block(pool.device()), stream_(stream) {
-    pointer_ = pool.allocate(bytes, stream);
-    size_ = bytes;
-  }
-  device_buffer(device_buffer &&) = default;
-  device_buffer &operator=(device_buffer &&) = default;
+      : block(pool.allocate(bytes, stream), bytes, pool.device()), stream_(stream) {}
 
   int device() const noexcept { return device_; }
   void *stream() const noexcept { return stream_; }
@@ -612,12 +570,8 @@ class device_buffer : public detail::block {
 class pinned_buffer : public detail::block {
  public:
   pinned_buffer() = default;
-  explicit pinned_buffer(std::size_t bytes, int numa = -1) {
-    check(detail::allocate(pointer_, [&](void **place) { return api().allocate_pinned(bytes, numa, place); }));
-    size_ = bytes;
-  }
-  pinned_buffer(pinned_buffer &&) = default;
-  pinned_buffer &operator=(pinned_buffer &&) = default;
+  explicit pinned_buffer(std::size_t bytes, int numa = -1)
+      : block(detail::allocate([&](void **place) { return api().allocate_pinned(bytes, numa, place); }), bytes) {}
 };
 
 } // namespace gpupool

@@ -41,8 +41,7 @@ void visit(void *visitor, const Seen *seen) noexcept {
 }
 
 inline gpupool_snapshot_visitor functions_of(const snapshot_visitor &visitor) noexcept {
-  gpupool_snapshot_visitor functions{};
-  functions.size = sizeof functions;
+  auto functions = sized<gpupool_snapshot_visitor>();
   functions.context = const_cast<snapshot_visitor *>(&visitor);
   functions.segment = visit<gpupool_segment, &snapshot_visitor::segment>;
   functions.block = visit<gpupool_block, &snapshot_visitor::block>;

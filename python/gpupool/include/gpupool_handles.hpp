@@ -150,23 +150,18 @@ template <class Library> class handle_pool {
 
   // Whether handles can be requested: the library is found, and the GPU platform in use is its own.
   bool is_available() const {
-    int is_available = 0;
-    check(api().library_is_available(number, &is_available));
-    return is_available != 0;
+    return detail::ask<int>([](auto *is_available) { return api().library_is_available(number, is_available); }) != 0;
   }
   // The counts on a device, or summed over all for -1.
   gpupool_handle_stats stats(int device = -1) const {
-    gpupool_handle_stats stats{};
-    stats.size = sizeof stats;
-    check(api().handle_stats(number, device, &stats));
-    return stats;
+    return detail::ask([&](auto *stats) { return api().handle_stats(number, device, stats); },
+                       detail::sized<gpupool_handle_stats>());
   }
   void reset_peak_stats(int device = -1) const { check(api().reset_peak_handle_stats(number, device)); }
   // Creates handles until so many are idle on the device, or as many as a limit allows; returns how many it created.
   std::uint64_t warm(std::size_t handles, int device = 0) const {
-    std::uint64_t created = 0;
-    check(api().warm_handles(number, device, handles, 0, &created));
-    return created;
+    return detail::ask<std::uint64_t>(
+        [&](auto *created) { return api().warm_handles(number, device, handles, 0, created); });
   }
   // The same on a thread of gpupool, whose failure the counts tell.
   void warm_in_background(std::size_t handles, int device = 0) const {
@@ -174,9 +169,7 @@ template <class Library> class handle_pool {
   }
   // Destroys the idle handles of a device, or of all for -1; returns how many.
   std::uint64_t trim(int device = -1) const {
-    std::uint64_t destroyed = 0;
-    check(api().trim_handles(number, device, &destroyed));
-    return destroyed;
+    return detail::ask<std::uint64_t>([&](auto *destroyed) { return api().trim_handles(number, device, destroyed); });
   }
   // Limits the handles on each device, or no longer. Requests beyond it wait until a lease or a thread ends.
   void set_limit(std::optional<std::size_t> handles) const {

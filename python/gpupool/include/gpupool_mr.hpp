@@ -78,12 +78,11 @@ template <class Errors, bool IsPerThread = GPUPOOL_PER_THREAD> class basic_memor
   std::shared_ptr<const pool> pool_;
 
   void *allocate_on(void *stream, std::size_t bytes) {
-    void *pointer = nullptr;
-    detail::check_resource<Errors>(detail::allocate(pointer, [&](void **place) {
+    auto function = [&](void **place) {
       return pool_ ? api().pool_allocate(pool_->handle(), UINT64_MAX, bytes, stream, place)
                    : api().allocate(bytes, device_, stream, place);
-    }));
-    return pointer;
+    };
+    return detail::allocate(function, detail::check_resource<Errors>);
   }
   void deallocate_on(void *stream, void *pointer) noexcept { detail::deallocate_behind(pointer, device_, stream); }
 };
@@ -98,10 +97,8 @@ template <class Errors, bool IsPerThread = GPUPOOL_PER_THREAD> class basic_pinne
 
   void *allocate_sync(std::size_t bytes, std::size_t alignment = detail::ALIGNMENT) {
     detail::check_alignment(alignment);
-    void *pointer = nullptr;
-    detail::check_resource<Errors>(
-        detail::allocate(pointer, [&](void **place) { return api().allocate_pinned(bytes, -1, place); }));
-    return pointer;
+    return detail::allocate([&](void **place) { return api().allocate_pinned(bytes, -1, place); },
+                            detail::check_resource<Errors>);
   }
   // Without a stream all work with it must be done.
   void deallocate_sync(void *pointer, std::size_t, std::size_t = detail::ALIGNMENT) noexcept {

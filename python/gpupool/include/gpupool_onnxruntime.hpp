@@ -119,10 +119,8 @@ class onnxruntime_allocator : public OrtAllocator {
 
   // For any stream. The block is noted before anybody can free it.
   void *allocate(std::size_t bytes, std::atomic<std::uint64_t> &counter) {
-    void *memory = nullptr;
-    check(detail::allocate(memory, [&](void **place) {
-      return api().feed_allocate(pool_->handle(), pool_->device(), bytes, place);
-    }));
+    auto *memory = detail::allocate(
+        [&](void **place) { return api().feed_allocate(pool_->handle(), pool_->device(), bytes, place); });
     if (!memory) return nullptr;
     try {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -139,10 +137,9 @@ class onnxruntime_allocator : public OrtAllocator {
 
   void *allocate_on(std::size_t bytes, OrtSyncStream *stream) {
     if (!stream) return allocate(bytes, allocations_);
-    void *memory = nullptr, *on = ort_->SyncStream_GetHandle(stream);
-    check(detail::allocate(memory, [&](void **place) {
-      return api().pool_allocate(pool_->handle(), UINT64_MAX, bytes, on, place);
-    }));
+    auto *on = ort_->SyncStream_GetHandle(stream);
+    auto *memory = detail::allocate(
+        [&](void **place) { return api().pool_allocate(pool_->handle(), UINT64_MAX, bytes, on, place); });
     if (memory) count(bytes, allocations_);
     return memory;
   }
@@ -178,8 +175,7 @@ class onnxruntime_allocator : public OrtAllocator {
       struct bytes {
         std::uint64_t live = 0, reserved = 0;
       } sums;
-      gpupool_snapshot_visitor visitor{};
-      visitor.size = sizeof visitor;
+      auto visitor = detail::sized<gpupool_snapshot_visitor>();
       visitor.context = &sums;
       visitor.segment = [](void *sums, const gpupool_segment *part) {
         static_cast<bytes *>(sums)->reserved += part->bytes;

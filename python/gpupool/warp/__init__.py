@@ -27,7 +27,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from gpupool._frameworks import plug as _plug
-from gpupool._native import MemPool, PoolToken, RuntimeUnavailable, runtime, use_mem_pool
+from gpupool._native import MemPool, PoolToken, RuntimeUnavailable, runtime
 
 __all__ = ["disable", "enable", "is_enabled", "using"]
 
@@ -167,12 +167,12 @@ def using(pool: MemPool | PoolToken | None = None) -> Iterator[Any]:
         gpupool.RuntimeUnavailable: As for :func:`enable`.
         gpupool.InvalidValue: The argument is not a pool.
     """
-    with ExitStack() as scopes:
-        if pool is not None:
-            scopes.enter_context(use_mem_pool(pool))
+    with _plug.scope(pool):
         _begin_block()
-        scopes.callback(_end_block)
-        yield pool
+        try:
+            yield pool
+        finally:
+            _end_block()
 
 
 def __dir__() -> list[str]:

@@ -6,11 +6,10 @@ blocking streams: Warp's own are. So here, too, memory is used again only behind
 """
 
 import gc
-import weakref
 from collections import deque
-from contextlib import suppress
 from typing import Any
 
+from gpupool._frameworks import late as _late
 from gpupool._native import (
     Forked,
     InvalidValue,
@@ -19,7 +18,6 @@ from gpupool._native import (
     empty,
     follow_blocking,
     is_captured,
-    on_oom,
 )
 from gpupool.warp._graphs import GraphMemory, Graphs, Memory
 
@@ -39,16 +37,7 @@ class Allocator:
         # Of arrays that died while a stream was captured, which the legacy default stream would spoil.
         self._late: deque[Memory] = deque()
         self._graphs = Graphs(device, self._release)
-        this, ordinal = weakref.ref(self), device.ordinal
-
-        def free_what_died_beside_a_capture(device: int, nbytes: int) -> bool:
-            allocator = this()
-            if allocator is None:
-                callback.remove()
-                return False
-            return device == ordinal and allocator._free_late()
-
-        callback = on_oom(free_what_died_beside_a_capture)
+        _late.free_on_oom(self, device.ordinal, Allocator._free_late)
 
     def __repr__(self) -> str:
         return f"<gpupool's memory of {self._device}>"
@@ -128,14 +117,4 @@ class Allocator:
 
     def _free_late(self) -> bool:
         """Free what could not be freed when it died, and return whether any was."""
-        freed = False
-        # Another thread may empty the list meanwhile.
-        with suppress(IndexError):
-            for _ in range(len(self._late)):
-                memory = self._late.popleft()
-                if not self._is_over(memory):
-                    self._late.append(memory)
-                    # Neither are the others.
-                    break
-                freed = True
-        return freed
+        return _late.free(self._late, self._is_over)

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import gpupool
@@ -155,19 +155,7 @@ class Watch:
 
 
 # What neighbours and pools are asked for; a pool may have less of it.
-_ASKED = (
-    "reserved_bytes",
-    "live_bytes",
-    "free_bytes",
-    "asleep_bytes",
-    "discardable_bytes",
-    "offered_bytes",
-    "claimed_bytes",
-    "guarantee",
-    "most",
-    "priority",
-    "system_limit",
-)
+_ASKED = [field.name for field in fields(Holder) if field.name not in ("name", "pid", "pools")]
 
 
 def _holder(neighbour: gpupool.typing.Neighbour) -> Holder:

@@ -5,14 +5,13 @@ import os
 import platform
 import resource
 import sys
-import time
 from dataclasses import fields
 from pathlib import Path
 
 from gpupool import _native
 from gpupool._native import Error, Forked
 from gpupool._report.info import frameworks, libraries, variables
-from gpupool._report.info.report import Check, Device, Info, Neighbours, Pinned, Problem, Process, Runtime
+from gpupool._report.info.report import Check, Device, Info, Neighbours, Pinned, Problem, Process, Runtime, error, tried
 
 # The bytes that the smoke test allocates on each device: a page.
 _BYTES = 2 << 20
@@ -77,18 +76,18 @@ def _process() -> Process:
 
 
 def _runtime() -> Runtime:
-    name, version, error = None, None, None
+    name, version, failed = None, None, None
     try:
         name, version = _native.runtime(), _native.driver_version()
     except Error as refusal:
-        error = str(refusal)
+        failed = str(refusal)
     return Runtime(
         name=name,
         chosen_by="environment" if os.environ.get("GPUPOOL_RUNTIME") else "default",
         driver_version=None if version is None else ".".join(map(str, version)),
         kernel_driver=_kernel_driver("amdgpu" if name == "hip" else "nvidia") if name != "host" else None,
         passed_over={kind: reason for kind, reason, _ in _native.runtimes_passed_over()},
-        error=error,
+        error=failed,
     )
 
 
@@ -100,16 +99,12 @@ def _kernel_driver(module: str) -> str | None:
 
 
 def _problems_of_runtime(runtime: Runtime) -> list[Problem]:
-    found = []
-    if runtime.error is not None:
-        found.append(Problem(severity="error", what=runtime.error))
+    found = [] if runtime.error is None else [error(runtime.error)]
     for kind, reason, is_present in _native.runtimes_passed_over():
         # With CUDA_VISIBLE_DEVICES set, the program may want no device.
         seen = kind == "cuda" and os.path.exists("/dev/nvidiactl") and "CUDA_VISIBLE_DEVICES" not in os.environ
         if is_present or seen:
-            found.append(
-                Problem(severity="error", what=f"a GPU or its driver is there, and {kind} does not work: {reason}")
-            )
+            found.append(error(f"a GPU or its driver is there, and {kind} does not work: {reason}"))
     return found
 
 
@@ -118,8 +113,8 @@ def _device(ordinal: int, smoke_test: bool) -> Device:
     allocation = _try_allocation(ordinal) if smoke_test else None
     try:
         info, neighbours = _native.device_info(ordinal), _neighbours(ordinal)
-    except Error as error:
-        return Device(ordinal=ordinal, allocation=allocation, error=str(error))
+    except Error as refusal:
+        return Device(ordinal=ordinal, allocation=allocation, error=str(refusal))
     capability = info.pop("compute_capability")
     return Device(
         ordinal=ordinal,
@@ -141,14 +136,8 @@ def _neighbours(device: int) -> Neighbours | None:
 
 
 def _try_allocation(device: int) -> Check:
-    try:
-        # The stream makes the context where there is none, which is no part of the allocation.
-        stream = _native.Stream(device)
-        start = time.perf_counter()
-        _native.empty(_BYTES, stream).free()
-        return Check(seconds=time.perf_counter() - start, error=None)
-    except Error as error:
-        return Check(seconds=None, error=str(error))
+    # The stream makes the context where there is none, which is no part of the allocation.
+    return tried(lambda: _native.Stream(device), lambda stream: _native.empty(_BYTES, stream).free())
 
 
 def _pinned(count: int, smoke_test: bool) -> Pinned:
@@ -159,26 +148,16 @@ def _pinned(count: int, smoke_test: bool) -> Pinned:
             nodes[ordinal] = _native.nearest_numa_node(ordinal)
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     lock_limit = None if limit == resource.RLIM_INFINITY else limit
-    return Pinned(numa_nodes=nodes, lock_limit=lock_limit, allocation=_try_pinning() if smoke_test else None)
-
-
-def _try_pinning() -> Check:
-    start = time.perf_counter()
-    try:
-        _native.empty_pinned(_BYTES).free()
-    except Error as error:
-        return Check(seconds=None, error=str(error))
-    return Check(seconds=time.perf_counter() - start, error=None)
+    allocation = tried(lambda: _BYTES, lambda nbytes: _native.empty_pinned(nbytes).free()) if smoke_test else None
+    return Pinned(numa_nodes=nodes, lock_limit=lock_limit, allocation=allocation)
 
 
 def _problems_of_pinned(pinned: Pinned) -> list[Problem]:
-    error = pinned.allocation and pinned.allocation.error
-    return [Problem(severity="error", what=f"pinned memory cannot be allocated: {error}")] if error else []
+    failed = pinned.allocation and pinned.allocation.error
+    return [error(f"pinned memory cannot be allocated: {failed}")] if failed else []
 
 
 def _problems_of_devices(devices: list[Device]) -> list[Problem]:
-    errors = []
-    for device in devices:
-        errors += [error for error in (device.error, device.allocation and device.allocation.error) if error]
+    failed = [why for device in devices for why in (device.error, device.allocation and device.allocation.error) if why]
     # A device that does not start has the error twice.
-    return [Problem(severity="error", what=error) for error in dict.fromkeys(errors)]
+    return [error(why) for why in dict.fromkeys(failed)]

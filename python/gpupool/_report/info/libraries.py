@@ -3,11 +3,10 @@
 import contextlib
 import os
 import re
-import time
 
 from gpupool import _native
-from gpupool._native import Error, HandlePool, LibraryNotFound, PoolExhausted, Stream
-from gpupool._report.info.report import Check, Library, Problem
+from gpupool._native import Error, HandlePool, LibraryNotFound, Stream
+from gpupool._report.info.report import Check, Library, Problem, error, tried, warning
 
 # The pools, each with its platform and the part of its file's name after `lib`.
 _POOLS: tuple[tuple[HandlePool, str, str], ...] = (
@@ -84,17 +83,17 @@ def _describe(pool: HandlePool, files: list[str], load: bool, handles: dict[int,
         return Library(name=pool.name, state="not loaded", other_copies=files)
     try:
         version, path = pool.version, pool.path
-    except LibraryNotFound as error:
+    except LibraryNotFound as refusal:
         named = f"GPUPOOL_{pool.name.upper()}_PATH" in os.environ
         return Library(
             name=pool.name,
-            state="broken" if error.is_present or named else "missing",
-            error=str(error),
-            remedy=error.remedy,
+            state="broken" if refusal.is_present or named else "missing",
+            error=str(refusal),
+            remedy=refusal.remedy,
             other_copies=files,
         )
-    except Error as error:
-        return Library(name=pool.name, state="broken", error=str(error))
+    except Error as refusal:
+        return Library(name=pool.name, state="broken", error=str(refusal))
     own = None if path is None else os.path.realpath(path)
     return Library(
         name=pool.name,
@@ -108,18 +107,9 @@ def _describe(pool: HandlePool, files: list[str], load: bool, handles: dict[int,
 
 
 def _try_handle(pool: HandlePool, device: int) -> Check:
-    """Borrow a handle, which is made if none is idle, and return how long that took or why it failed."""
-    try:
-        # A new stream rather than the current one, which a framework may have to name.
-        stream = Stream(device)
-        start = time.perf_counter()
-        with pool.lease(stream, timeout=_WAIT):
-            return Check(seconds=time.perf_counter() - start, error=None)
-    except PoolExhausted:
-        # The program has set a limit, and uses all handles that it allows.
-        return Check(seconds=None, error=None)
-    except Error as error:
-        return Check(seconds=None, error=str(error))
+    """Borrow a handle, which is made if none is idle."""
+    # A new stream rather than the current one, which a framework may have to name.
+    return tried(lambda: Stream(device), lambda stream: pool.lease(stream, timeout=_WAIT).release())
 
 
 def problems(libraries: list[Library], files: dict[str, list[str]], explained: set[str]) -> list[Problem]:
@@ -130,18 +120,15 @@ def problems(libraries: list[Library], files: dict[str, list[str]], explained: s
     found = []
     for library in libraries:
         if library.state == "broken" and f"GPUPOOL_{library.name.upper()}_PATH" not in explained:
-            found.append(Problem(severity="error", what=library.error or f"{library.name} cannot be used"))
-        for check in library.handles.values():
-            if check.error:
-                found.append(Problem(severity="error", what=check.error))
+            found.append(error(library.error or f"{library.name} cannot be used"))
+        found += [error(check.error) for check in library.handles.values() if check.error]
     for stem, copies in files.items():
         if len(copies) > 1:
             found.append(
-                Problem(
-                    severity="warning",
-                    what=f"the process has {len(copies)} copies of lib{stem}: {', '.join(copies)}. Handles of one mean "
+                warning(
+                    f"the process has {len(copies)} copies of lib{stem}: {', '.join(copies)}. Handles of one mean "
                     "nothing to the other. Keep one: uninstall the other, or let GPUPOOL_<NAME>_PATH name the one that "
-                    "the frameworks load",
+                    "the frameworks load"
                 )
             )
     return found + _mixtures()
@@ -163,9 +150,8 @@ def _mixtures() -> list[Problem]:
         wanted = dict.fromkeys(packages[kept] for all_of in others.values() for packages in all_of.values())
         ways.append(f"for CUDA {kept} alone: pip uninstall {' '.join(removed)}; pip install {' '.join(wanted)}")
     return [
-        Problem(
-            severity="warning",
-            what=f"libraries of {' and of '.join(parts)} are used together. Each needs others of its own version, so "
-            f"that there are two of these, with memory for each. Keep one version, {'; '.join(ways)}",
+        warning(
+            f"libraries of {' and of '.join(parts)} are used together. Each needs others of its own version, so "
+            f"that there are two of these, with memory for each. Keep one version, {'; '.join(ways)}"
         )
     ]

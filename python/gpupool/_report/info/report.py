@@ -5,7 +5,13 @@ docs/command-line.md sends the JSON's readers here; a field that goes or changes
 
 import dataclasses
 import json
-from typing import Any, Literal
+import time
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+from gpupool._native import Error, PoolExhausted
+
+_Prepared = TypeVar("_Prepared")
 
 # The version of the JSON's form.
 SCHEMA = 1
@@ -19,12 +25,36 @@ class Problem:
     what: str
 
 
+def error(what: str) -> Problem:
+    """Return the problem of something that does not work."""
+    return Problem(severity="error", what=what)
+
+
+def warning(what: str) -> Problem:
+    """Return the problem of something that may surprise."""
+    return Problem(severity="warning", what=what)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Check:
     """One step of the smoke test: how long it took, or why it failed."""
 
     seconds: float | None
     error: str | None
+
+
+def tried(prepare: Callable[[], _Prepared], work: Callable[[_Prepared], object]) -> Check:
+    """Do one step of the smoke test with what is prepared for it, which takes no part of its time."""
+    try:
+        prepared = prepare()
+        start = time.perf_counter()
+        work(prepared)
+        return Check(seconds=time.perf_counter() - start, error=None)
+    except PoolExhausted:
+        # The program has set a limit, and uses all handles that it allows.
+        return Check(seconds=None, error=None)
+    except Error as refusal:
+        return Check(seconds=None, error=str(refusal))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ import _gpupool_enable
 
 from gpupool import _native, worker
 from gpupool._native import Error, HandlePool
-from gpupool._report.info.report import Problem, Variable
+from gpupool._report.info.report import Problem, Variable, error, warning
 
 _PREFIX = "GPUPOOL_"
 _LIBRARIES = sorted(
@@ -102,21 +102,16 @@ def problems(variables: list[Variable]) -> list[Problem]:
         if not variable.known:
             close = difflib.get_close_matches(variable.name, GPUPOOL, n=1)
             meant = f"did you mean {close[0]}?" if close else f"there are {', '.join(GPUPOOL)}"
-            found.append(Problem(severity="warning", what=f"gpupool knows no variable {variable.name}; {meant}"))
+            found.append(warning(f"gpupool knows no variable {variable.name}; {meant}"))
         elif leads_nowhere(variable):
-            found.append(
-                Problem(
-                    severity="error",
-                    what=f"{variable.name}={variable.value} leads nowhere: set it to the library's file or folder, or "
-                    "unset it to have the library looked for",
-                )
-            )
+            way = "set it to the library's file or folder, or unset it to have the library looked for"
+            found.append(error(f"{variable.name}={variable.value} leads nowhere: {way}"))
         elif variable.name == _gpupool_enable.VARIABLE:
             if wrong := _gpupool_enable.parse(variable.value)[1]:
-                found.append(Problem(severity="error", what=_gpupool_enable.told_wrong(wrong)))
+                found.append(error(_gpupool_enable.told_wrong(wrong)))
         elif variable.name == worker.VARIABLE:
             try:
                 worker.Settings.from_environment()
-            except Error as error:
-                found.append(Problem(severity="error", what=str(error)))
+            except Error as refusal:
+                found.append(error(str(refusal)))
     return found

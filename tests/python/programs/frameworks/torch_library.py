@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from gpupool._compiled.cache import kept
 from gpupool._torch import compiler, library
 
 # A stand-in is beside the tests, not in programs/.
@@ -20,7 +21,7 @@ def compile_one(folder: Path) -> None:
     compiler.FOLDER = folder / "shipped"
     torch = Torch(folder / "torch")
     cache = library.cache_path(torch)
-    assert library._cached(torch, "2.11") == (cache if cache.is_file() else None)
+    assert kept(cache) == (cache if cache.is_file() else None)
     # As if the other was not done yet.
     path = library._compiled(torch, "2.11")
     assert library.Library(path, "2.11").path == cache

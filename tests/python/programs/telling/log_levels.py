@@ -4,19 +4,7 @@ import logging
 import sys
 
 import gpupool
-from hits import hits
-from log_records import Keep, listen, next_record, wait_for_record
-
-
-def a_hit_is_not_told():
-    listen(logging.DEBUG)
-    hits()
-    gpupool.simulated.warm(3)
-    wait_for_record("handle 4 created")
-    hits()
-    gpupool.simulated.trim()
-    told = next_record().getMessage()
-    assert "destroyed" in told, f"a hit was told: {told}"
+from log_records import Keep, listen, next_record
 
 
 def levels_count_whoever_sets_them_at_any_time():
