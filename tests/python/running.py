@@ -58,10 +58,17 @@ def start_bare_command(*arguments: object, **variables: str | None) -> subproces
     return _start_bare("-m", "gpupool", *arguments, **variables)
 
 
-def _start(*arguments: object, **variables: str | None) -> subprocess.CompletedProcess[str]:
+def run_example(name: str, *arguments: object, **variables: str | None) -> list[str]:
+    """Run an example, which must succeed and complain of nothing; return the lines that it printed."""
+    example = PROGRAMS.parents[2] / "examples" / f"{name}.py"
+    variables = {"GPUPOOL_RUNTIME": "host", **variables}
+    return succeeded(_start(example, *arguments, timeout=110, **variables)).splitlines()
+
+
+def _start(*arguments: object, timeout: float = 60, **variables: str | None) -> subprocess.CompletedProcess[str]:
     # Whatever PYTHONPATH says.
     folders = [SHARED, Path(gpupool.__file__).parents[1]]
-    return start_python(*arguments, folders=folders, **variables)
+    return start_python(*arguments, folders=folders, timeout=timeout, **variables)
 
 
 def _start_bare(*arguments: object, **variables: str | None) -> subprocess.CompletedProcess[str]:
