@@ -77,14 +77,6 @@ def test_a_callable_that_raises_is_the_cause_and_the_pool_goes_on(make_pool):
     assert (stats.created, stats.held, stats.failures) == (1, 1, 1)
 
 
-def test_keyboard_interrupt_passes_as_it_is(make_pool):
-    def create():
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        make_pool(create=create).handle()
-
-
 def test_set_stream_that_raises_loses_no_handle(make_pool):
     broken = []
 
@@ -184,9 +176,6 @@ def test_a_closed_pool(make_pool):
             call()
     assert not pool.available
     assert pool.close() == 0
-
-
-def test_a_shared_pool_cannot_be_closed():
     with pytest.raises(gpupool.InvalidValue, match="shared by the whole process"):
         gpupool.simulated.close()
 

@@ -113,7 +113,8 @@ def test_sizes_that_are_no_whole_pages_are_refused(pool, sizes, said):
         pool.reserve_range(*sizes)
 
 
-def test_an_array_is_of_all_bytes_and_keeps_the_range(pool, ranged, stream):
+def test_an_array_is_of_all_bytes_and_keeps_the_range(pool, stream):
+    ranged = pool.reserve_range(8 * PAGE)
     ranged.commit([1], stream, fill=7)
     stream.synchronize()
     view = np.from_dlpack(ranged)
