@@ -6,7 +6,6 @@ import threading
 import gpupool
 import pytest
 from gpupool import _native
-from running import run_program
 from waiting import wait_for
 
 
@@ -23,10 +22,6 @@ def test_a_thread_gets_the_same_handle_with_the_stream_set():
     assert handle_stream(handle) == second.ptr
     assert gpupool.simulated.handle() == handle
     assert handle_stream(handle) == 0
-
-
-def test_an_ended_threads_handle_serves_the_next():
-    run_program("process/handed_over.py")
 
 
 def test_each_device_has_its_own_handle():

@@ -89,17 +89,14 @@ def test_any_other_default_stream_is_that_of_the_current_device_or_the_one_given
 @pytest.mark.parametrize(
     "wrong",
     [
-        "stream",
-        1.5,
         Object(),
         [],
-        True,
-        -1,
-        2**64,
         Protocol((1, 64)),
         Protocol(64),
         Protocol((0, "x")),
+        Protocol((0, True)),
         Object(ptr="x"),
+        Object(ptr=True),
     ],
     ids=repr,
 )
