@@ -94,6 +94,18 @@ class OtherProcess:
         self.begin(work, *arguments)
         return self.end()
 
+    def do(self, function: Callable, *arguments: Any) -> Any:
+        """Have a function called that has the same name in every process, and return what it returned."""
+        return self.call(do, function, *arguments)
+
+    def put(self, name: str, function: Callable, *arguments: Any) -> None:
+        """Have what the function returns kept under a name."""
+        self.call(put, name, function, *arguments)
+
+    def of(self, name: str, attribute: str, *arguments: Any) -> Any:
+        """Return an attribute of what is kept, or what it returned where it is a method."""
+        return self.call(of, name, attribute, *arguments)
+
     def refusal(self, work: Callable, *arguments: Any) -> tuple[str, str]:
         """Have work done that gpupool refuses, and return the exception's name and text."""
         self.begin(work, *arguments)
@@ -115,6 +127,22 @@ class OtherProcess:
         # Not by a join, which would wait for its children as well.
         wait_until(lambda: self.process.exitcode is not None, "the killed process has ended")
         assert self.process.exitcode == -signal.SIGKILL
+
+
+def do(kept: dict, function: Callable, *arguments: Any) -> Any:
+    """Call a function."""
+    return function(*arguments)
+
+
+def put(kept: dict, name: str, function: Callable, *arguments: Any) -> None:
+    """Keep what a function returns."""
+    kept[name] = function(*arguments)
+
+
+def of(kept: dict, name: str, attribute: str, *arguments: Any) -> Any:
+    """Return an attribute of what is kept, or what it returned where it is a method."""
+    value = getattr(kept[name], attribute)
+    return value(*arguments) if callable(value) else value
 
 
 @contextlib.contextmanager
@@ -216,6 +244,21 @@ def is_full(nbytes: int) -> bool:
     except gpupool.OutOfMemory:
         return True
     return False
+
+
+def in_pieces(byte: int = 1, pieces: int = 9) -> gpupool.DeviceBuffer:
+    """Return a buffer of several extents, filled with the byte."""
+    small = [gpupool.empty(2 * MIB) for _ in range(pieces)]
+    for buffer in small:
+        buffer.free()
+    buffer = gpupool.empty(2 * MIB * pieces)
+    buffer.fill(byte)
+    return buffer
+
+
+def open_files() -> int:
+    """Return how many descriptors are open, but for that of the listing."""
+    return len(os.listdir("/proc/self/fd")) - 1
 
 
 def watched_processes(kept: dict | None = None) -> int:
