@@ -173,8 +173,7 @@ def a_pool_sleeps_and_wakes_whole() -> None:
         other.call(offer, 40 * MIB)
         buffer = fill_up(48 * MIB)
         assert other.call(has, "is_asleep")
-        name, text = other.refusal(held, 40 * MIB)
-        assert name == "Asleep", text
+        other.refused(gpupool.Asleep, held, 40 * MIB)
         buffer.free()
         gpupool.empty_cache()
         other.call(held, 40 * MIB, True)
@@ -186,9 +185,7 @@ def a_pool_wakes_by_its_next_request() -> None:
         buffer = fill_up(48 * MIB)
         assert other.call(has, "is_asleep")
         # Where it finds no memory it stays asleep.
-        name, text = other.refusal(held, 40 * MIB)
-        assert name == "OutOfMemory", text
-        assert_says(text, "stays asleep")
+        assert_says(other.refused(gpupool.OutOfMemory, held, 40 * MIB), "stays asleep")
         buffer.free()
         # What is free here is asked for.
         other.call(held, 40 * MIB)
@@ -202,8 +199,7 @@ def a_pool_wakes_by_a_copy_or_a_commit() -> None:
             other.call(add_range)
             buffer = fill_up(48 * MIB)
             assert other.call(has, "is_asleep")
-            name, text = other.refusal(use)
-            assert name == "OutOfMemory", text
+            other.refused(gpupool.OutOfMemory, use)
             buffer.free()
             gpupool.empty_cache()
             other.call(use)

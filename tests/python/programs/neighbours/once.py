@@ -108,16 +108,17 @@ def a_stopped_one_loses_its_claim_and_learns_it() -> None:
             held = gpupool.claim(30 * MIB)
         wait_until(lambda: claimed_by(other) == 0, "the other process has lost its claim")
         assert other.call(left) == 0
-        name, text = other.refusal(claim, 40 * MIB)
-        assert name == "OutOfMemory"
+        other.refused(gpupool.OutOfMemory, claim, 40 * MIB)
         # Whoever took what it had says so.
         buffer = gpupool.empty(30 * MIB)
         assert held.left == 0
-        name, text = other.refusal(take, 40 * MIB)
-        assert name == "OutOfMemory"
-        assert_says(text, "Its own claims to 40.0 MiB are lost", "Held by its neighbours, of which 1 of 1 answered in")
+        assert_says(
+            other.refused(gpupool.OutOfMemory, take, 40 * MIB),
+            "Its own claims to 40.0 MiB are lost",
+            "Held by its neighbours, of which 1 of 1 answered in",
+        )
         other.call(release)
-        name, text = other.refusal(take, 40 * MIB)
+        text = other.refused(gpupool.OutOfMemory, take, 40 * MIB)
         assert "lost" not in text
         buffer.free()
         held.release()

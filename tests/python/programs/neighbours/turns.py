@@ -76,9 +76,7 @@ def one_without_an_end_is_refused_in_a_callback() -> None:
 
 def one_that_gives_up_leaves_the_line() -> None:
     with other_process() as other, gpupool.claim(40 * MIB):
-        name, text = other.refusal(claim, 30 * MIB, 0.01)
-        assert name == "OutOfMemory"
-        assert_says(text, "could have 24.0 MiB", "or wait longer")
+        assert_says(other.refused(gpupool.OutOfMemory, claim, 30 * MIB, 0.01), "could have 24.0 MiB", "or wait longer")
         assert claimed_by(other) == 0
         with gpupool.claim(24 * MIB):
             pass
@@ -136,8 +134,7 @@ def a_claim_covers_waking_what_sleeps_for_others() -> None:
         other.call(offer, 40 * MIB)
         gpupool.set_neighbour()
         buffer = gpupool.empty(48 * MIB)
-        name, _ = other.refusal(claim, 10 * MIB)
-        assert name == "OutOfMemory"
+        other.refused(gpupool.OutOfMemory, claim, 10 * MIB)
         buffer.free()
         assert other.call(claim, 24 * MIB) == 24 * MIB
         # Of the other's right to 64 MiB nothing is to be had.

@@ -11,9 +11,11 @@ import subprocess
 import sys
 import threading
 import warnings
+from pathlib import Path
 
 import gpupool
 from errors import assert_says, raised
+from forking import in_child
 from messages import (
     CHANNEL,
     DESCRIBE,
@@ -40,7 +42,7 @@ from messages import (
     tell,
     text,
 )
-from other_process import MIB, address_of, attach, content, free, other_process, shared_blocks, stopped
+from other_process import MIB, address_of, attach, content, free, open_files, other_process, shared_blocks, stopped
 from waiting import wait_until
 
 # From Python 3.12 on it warns of a fork where gpupool has a thread, which is what is tried here.
@@ -72,9 +74,13 @@ def request(token: gpupool.typing.ShareToken, ask: int, secret: bytes | None = N
     return block_question(secret, block, ask, *VALUES.get(ask, ()))
 
 
-def descriptors(connection: socket.socket) -> tuple[bytes, list[int]]:
+def asked(connection: socket.socket, question: bytes) -> tuple[int, int]:
+    """Return what kind of answer a question gets, and how many descriptors come along."""
+    connection.send(question)
     data, received, _, _ = socket.recv_fds(connection, 8192, 32)
-    return data, received
+    for number_of_file in received:
+        os.close(number_of_file)
+    return kind_of(data), len(received)
 
 
 def others_are_served(token: gpupool.typing.ShareToken) -> None:
@@ -180,19 +186,10 @@ def guesses() -> None:
             # Without a hold.
             request(token, EXTENTS),
         ):
-            connection.send(wrong)
-            data, received = descriptors(connection)
-            assert (kind_of(data), received) == (REFUSED, []), data
-        connection.send(request(token, HOLD))
-        data, received = descriptors(connection)
-        assert (kind_of(data), received) == (HELD, [])
-        connection.send(request(token, EXTENTS, secret=secrets.token_bytes(16)))
-        assert kind_of(descriptors(connection)[0]) == REFUSED
-        connection.send(request(token, EXTENTS))
-        data, received = descriptors(connection)
-        assert kind_of(data) == GIVEN_EXTENTS
-        assert len(received) == 1
-        os.close(received[0])
+            assert asked(connection, wrong) == (REFUSED, 0)
+        assert asked(connection, request(token, HOLD)) == (HELD, 0)
+        assert asked(connection, request(token, EXTENTS, secret=secrets.token_bytes(16))) == (REFUSED, 0)
+        assert asked(connection, request(token, EXTENTS)) == (GIVEN_EXTENTS, 1)
     others_are_served(token)
 
 
@@ -202,28 +199,19 @@ def extents_that_have_gone_back_are_not_given() -> None:
     buffer.fill(1)
     token = buffer.share()
     with connected(token) as first, connected(token) as second:
-        first.send(request(token, HOLD))
-        assert kind_of(descriptors(first)[0]) == HELD
+        assert asked(first, request(token, HOLD)) == (HELD, 0)
         # One process: what the first connection holds the second lets go.
         second.send(request(token, LET_GO))
-        second.send(request(token, EXTENTS))
-        assert kind_of(descriptors(second)[0]) == REFUSED
+        assert asked(second, request(token, EXTENTS)) == (REFUSED, 0)
         pool.sleep()
         pool.wake()
         # The block is held again, and lies in other memory.
-        second.send(request(token, HOLD))
-        assert kind_of(descriptors(second)[0]) == HELD
+        assert asked(second, request(token, HOLD)) == (HELD, 0)
         for ask in (EXTENTS, DESCRIBE):
-            first.send(request(token, ask))
-            data, received = descriptors(first)
-            assert (kind_of(data), received) == (REFUSED, []), data
+            assert asked(first, request(token, ask)) == (REFUSED, 0)
         for connection in (second, first):
-            connection.send(request(token, HOLD))
-            assert kind_of(descriptors(connection)[0]) == HELD
-            connection.send(request(token, EXTENTS))
-            data, received = descriptors(connection)
-            assert (kind_of(data), len(received)) == (GIVEN_EXTENTS, 1), data
-            os.close(received[0])
+            assert asked(connection, request(token, HOLD)) == (HELD, 0)
+            assert asked(connection, request(token, EXTENTS)) == (GIVEN_EXTENTS, 1)
     others_are_served(token)
 
 
@@ -232,7 +220,7 @@ def share_one(kept: dict) -> gpupool.typing.ShareToken:
     return token
 
 
-def holders(kept: dict) -> list[int]:
+def holders() -> list[int]:
     return [process for block in shared_blocks() for process in block[3]]
 
 
@@ -244,35 +232,25 @@ def an_answer_that_is_not_waited_for_holds_nothing() -> None:
             impatient.send(request(token, HOLD))
         with connected(token) as connection:
             # Answered after the first.
-            connection.send(request(token, EXTENTS))
-            assert kind_of(descriptors(connection)[0]) == REFUSED
-            assert owner.call(holders) == []
+            assert asked(connection, request(token, EXTENTS)) == (REFUSED, 0)
+            assert owner.do(holders) == []
             # One that is held stays so, whatever becomes of another request.
-            connection.send(request(token, HOLD))
-            assert kind_of(descriptors(connection)[0]) == HELD
+            assert asked(connection, request(token, HOLD)) == (HELD, 0)
             with stopped(owner.process.pid), connected(token) as impatient:
                 impatient.send(request(token, HOLD))
-            connection.send(request(token, EXTENTS))
-            data, received = descriptors(connection)
-            assert kind_of(data) == GIVEN_EXTENTS
-            os.close(received[0])
-            assert owner.call(holders) == [os.getpid()]
-
-
-def open_files(kept: dict) -> int:
-    return len(os.listdir("/proc/self/fd")) - 1
+            assert asked(connection, request(token, EXTENTS)) == (GIVEN_EXTENTS, 1)
+            assert owner.do(holders) == [os.getpid()]
 
 
 def what_was_let_go_by_a_connection_that_is_ended_is_let_go() -> None:
     with other_process() as owner:
         token = owner.call(share_one)
         with connected(token) as holding:
-            holding.send(request(token, HOLD))
-            assert kind_of(descriptors(holding)[0]) == HELD
-            assert owner.call(holders) == [os.getpid()]
+            assert asked(holding, request(token, HOLD)) == (HELD, 0)
+            assert owner.do(holders) == [os.getpid()]
             limits = resource.prlimit(owner.process.pid, resource.RLIMIT_NOFILE)
             # The owner has a descriptor for one more connection, and then for none.
-            most = owner.call(open_files) + 1
+            most = owner.do(open_files) + 1
             resource.prlimit(owner.process.pid, resource.RLIMIT_NOFILE, (most, limits[1]))
             with stopped(owner.process.pid):
                 letting_go, beyond = connected(token), connected(token)
@@ -280,7 +258,7 @@ def what_was_let_go_by_a_connection_that_is_ended_is_let_go() -> None:
             with contextlib.suppress(ConnectionResetError):
                 assert letting_go.recv(100) == b"", "the connection was not ended"
             resource.prlimit(owner.process.pid, resource.RLIMIT_NOFILE, limits)
-            assert owner.call(holders) == []
+            assert owner.do(holders) == []
             letting_go.close()
             beyond.close()
 
@@ -302,22 +280,18 @@ def tokens_of_elsewhere() -> None:
         (b"", ("not a token",)),
         (changed(token, len(bytes(token)) - 16, bytes(16)), ("does not see", "CUDA_VISIBLE_DEVICES")),
     ):
-        assert_says(raised(gpupool.InvalidValue, lambda data=data: gpupool.attach(data)), *words)
+        assert_says(raised(gpupool.InvalidValue, gpupool.attach, data), *words)
     for data in ("text", 7, None):
-        assert_says(raised(TypeError, lambda data=data: gpupool.attach(data)), "attach takes a ShareToken")
+        assert_says(raised(TypeError, gpupool.attach, data), "attach takes a ShareToken")
     with other_process() as other:
-        name, why = other.refusal(attach, changed(token, SECRET, bytes(16)))
-        assert name == "InvalidValue", why
-        assert "does not share the buffer" in why
-        # Nothing listens there: this process lives, and its socket is not to be had.
-        name, why = other.refusal(attach, changed(token, NAME, bytes(16)))
-        assert name == "Unavailable", why
-        assert "network namespace" in why
-        name, why = other.refusal(
-            attach, changed(changed(token, NAME, bytes(16)), PROCESS, struct.pack("<I", 2**22 + 1))
-        )
-        assert name == "Unavailable", why
-        assert "has ended" in why
+        unheard = changed(token, NAME, bytes(16))
+        for data, error, words in (
+            (changed(token, SECRET, bytes(16)), gpupool.InvalidValue, "does not share the buffer"),
+            # Nothing listens there: this process lives, and its socket is not to be had.
+            (unheard, gpupool.Unavailable, "network namespace"),
+            (changed(unheard, PROCESS, struct.pack("<I", 2**22 + 1)), gpupool.Unavailable, "has ended"),
+        ):
+            assert_says(other.refused(error, attach, data), words)
 
 
 def tokens_that_say_more_than_is_there() -> None:
@@ -329,12 +303,8 @@ def tokens_that_say_more_than_is_there() -> None:
     ]
     with other_process() as other:
         for data in wrong:
-            assert_says(
-                raised(gpupool.InvalidValue, lambda data=data: gpupool.attach(data)), "give what share() returned"
-            )
-            name, why = other.refusal(attach, data)
-            assert name == "InvalidValue", why
-            assert "give what share() returned" in why
+            assert_says(raised(gpupool.InvalidValue, gpupool.attach, data), "give what share() returned")
+            assert_says(other.refused(gpupool.InvalidValue, attach, data), "give what share() returned")
         other.call(attach, token)
         assert other.call(content) == {1}
         other.call(free)
@@ -351,8 +321,7 @@ def tokens_that_say_more_than_is_there() -> None:
 
 def nothing_is_left_in_the_file_system() -> None:
     _buffer, token = shared()
-    with open("/proc/net/unix") as sockets:
-        assert any(("@" + address_of(token)[1:].decode()) in line for line in sockets)
+    assert f"@{address_of(token)[1:].decode()}" in Path("/proc/net/unix").read_text()
 
 
 class Liar(threading.Thread):
@@ -464,7 +433,7 @@ def an_owner_that_tells_of_more_than_it_names_is_asked_no_more() -> None:
     for events, extents in ((2**24, 1), (0, 2**24)):
         boaster = Boaster(events, extents, token)
         boaster.start()
-        raised(gpupool.InternalError, lambda boaster=boaster: gpupool.attach(boaster.token))
+        raised(gpupool.InternalError, gpupool.attach, boaster.token)
         # The first of each, and that nothing is held.
         assert boaster.asked <= 3, boaster.asked
     others_are_served(token)
@@ -506,8 +475,7 @@ while True:
 
 
 def resident_bytes() -> int:
-    with open("/proc/self/statm") as sizes:
-        return int(sizes.read().split()[1]) * resource.getpagesize()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def an_owner_that_names_mappings_without_an_end_delays_no_other() -> None:
@@ -531,17 +499,15 @@ def an_owner_that_names_mappings_without_an_end_delays_no_other() -> None:
 
 def another_user() -> None:
     _buffer, token = shared()
-    child = os.fork()
-    if child == 0:
+
+    def ask() -> None:
         os.setresuid(65534, 65534, 65534)
         connection = connected(token)
-        try:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             connection.send(request(token, HOLD))
-            is_refused = connection.recv(100) == b""
-        except (BrokenPipeError, ConnectionResetError):
-            is_refused = True
-        os._exit(0 if is_refused else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "another user was served"
+            assert connection.recv(100) == b"", "another user was served"
+
+    in_child(ask)
     wait_until(lambda: shared_blocks() == [], "nothing is held")
     others_are_served(token)
 

@@ -106,14 +106,15 @@ class OtherProcess:
         """Return an attribute of what is kept, or what it returned where it is a method."""
         return self.call(of, name, attribute, *arguments)
 
-    def refusal(self, work: Callable, *arguments: Any) -> tuple[str, str]:
-        """Have work done that gpupool refuses, and return the exception's name and text."""
+    def refused(self, kind: type[gpupool.Error], work: Callable, *arguments: Any) -> str:
+        """Have work done that gpupool refuses with this kind of error, and return what it says."""
         self.begin(work, *arguments)
         assert self._connection.poll(LONG), "the other process does not answer"
         is_done, answer = self._connection.recv()
         assert not is_done, f"the other process was not refused: {answer}"
-        assert answer[0] != "a fault of the test", answer[1]
-        return answer
+        name, text = answer
+        assert name == kind.__name__, text
+        return text
 
     def leave(self) -> None:
         """Have the process end as processes do."""
