@@ -112,7 +112,7 @@ def questions(seed: int, count: int) -> None:
     for one in connections:
         one.close()
     # What is guaranteed is still here.
-    assert reserved({}) >= 8 * MIB
+    assert reserved() >= 8 * MIB
     claim.release()
     gpupool.empty_cache()
     with other_process() as other:

@@ -34,7 +34,7 @@ from messages import (
     told,
 )
 from neighbour_work import cache, reserved
-from other_process import MIB, address_of, attach, content, other_process
+from other_process import MIB, address_of, attach, content, open_files, other_process
 from sandbox import limit_descriptors
 from waiting import wait_until
 
@@ -59,12 +59,8 @@ def a_neighbour_is_served() -> None:
     with other_process() as other:
         buffers = [gpupool.empty(2 * MIB) for _ in range(24)]
         del buffers
-        other.call(take, 40 * MIB)
+        other.put("buffer", gpupool.empty, 40 * MIB)
         assert gpupool.memory_stats().reserved_bytes <= 24 * MIB
-
-
-def take(kept: dict, nbytes: int) -> None:
-    kept["buffer"] = gpupool.empty(nbytes)
 
 
 def free_while_in_use(nbytes: int, stream: gpupool.Stream) -> int:
@@ -119,7 +115,7 @@ def questions_out_of_place() -> None:
         # All that is above the guarantee, and no more.
         assert given(FREE, DEVICE, 2**64 - 1) == 8 * MIB
         assert given(FREE, DEVICE, 2**64 - 1) == 0
-    assert reserved({}) == 16 * MIB
+    assert reserved() == 16 * MIB
     gpupool.empty_cache()
     gpupool.set_neighbour()
     a_neighbour_is_served()
@@ -214,10 +210,6 @@ def share_one(kept: dict) -> bytes:
     return bytes(kept["shared"].share())
 
 
-def open_files(kept: dict) -> int:
-    return len(os.listdir("/proc/self/fd")) - 1
-
-
 def one_that_holds_a_block_does_not_keep_the_last_descriptor() -> None:
     with other_process() as owner:
         token = owner.call(share_one)
@@ -232,7 +224,7 @@ def one_that_holds_a_block_does_not_keep_the_last_descriptor() -> None:
 
         hold()
         limits = resource.prlimit(owner.process.pid, resource.RLIMIT_NOFILE)
-        resource.prlimit(owner.process.pid, resource.RLIMIT_NOFILE, (owner.call(open_files), limits[1]))
+        resource.prlimit(owner.process.pid, resource.RLIMIT_NOFILE, (owner.do(open_files), limits[1]))
         # By the descriptor to spare.
         hold()
         with connected() as neighbour:

@@ -7,7 +7,7 @@ import threading
 
 import gpupool
 from errors import assert_says, raised
-from neighbour_work import cache, claim, has, offer, release, reserved, say
+from neighbour_work import cache, claim, neighbour, offer, release, reserved
 from other_process import MIB, OtherProcess, other_process
 from waiting import LONG, wait_until
 
@@ -16,7 +16,8 @@ TURNS = 20
 
 
 def claimed_by(other: OtherProcess) -> int:
-    return sum(each.claimed_bytes for each in gpupool.neighbours() if each.pid == other.process.pid)
+    it = neighbour(other)
+    return it.claimed_bytes if it else 0
 
 
 def begin_claim(other: OtherProcess, nbytes: int) -> None:
@@ -110,7 +111,7 @@ def free_memory_that_a_claim_is_for_stays() -> None:
         other.call(claim, 24 * MIB)
         gpupool.set_neighbour()
         raised(gpupool.OutOfMemory, gpupool.empty, 42 * MIB)
-        assert other.call(reserved) == 24 * MIB
+        assert other.do(reserved) == 24 * MIB
         buffer = gpupool.empty(40 * MIB)
         buffer.free()
         other.call(release)
@@ -123,10 +124,10 @@ def a_process_with_a_claim_keeps_its_pools_awake() -> None:
         other.call(claim, 1)
         gpupool.set_neighbour()
         raised(gpupool.OutOfMemory, gpupool.empty, 48 * MIB)
-        assert not other.call(has, "is_asleep")
+        assert not other.of("pool", "is_asleep")
         other.call(release)
         gpupool.empty(48 * MIB)
-        assert other.call(has, "is_asleep")
+        assert other.of("pool", "is_asleep")
 
 
 def a_claim_covers_waking_what_sleeps_for_others() -> None:
@@ -143,11 +144,11 @@ def a_claim_covers_waking_what_sleeps_for_others() -> None:
 
 def a_claim_is_asked_for_at_once() -> None:
     with other_process() as other:
-        other.call(say, "cache")
+        other.do(gpupool.set_neighbour, "cache")
         other.call(cache, 64 * MIB)
         with gpupool.claim(48 * MIB):
             gpupool.empty(2 * MIB)
-            assert other.call(reserved) == 16 * MIB
+            assert other.do(reserved) == 16 * MIB
 
 
 def turns_whose_peaks_do_not_fit_together() -> None:

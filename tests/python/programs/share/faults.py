@@ -13,7 +13,9 @@ from other_process import (
     in_pieces,
     open_files,
     other_process,
+    read_by,
     shared_blocks,
+    wait_until_let_go,
     watched_processes,
 )
 from waiting import wait_until
@@ -48,10 +50,7 @@ def while_attaching() -> None:
     failed = set()
     with other_process() as other:
         # What is made once stays: the connection, the device, and pinned memory.
-        other.call(attach, buffer.share())
-        other.call(content)
-        other.call(free)
-        wait_until(lambda: other.call(attached_bytes) == 0, "nothing is attached")
+        read_by(other, buffer.share())
         # What stays mapped is attached again without most of the calls.
         other.do(gpupool.empty_cache)
         number = _native.host_submit(stream)
@@ -77,8 +76,7 @@ def while_attaching() -> None:
             _native.host_complete(stream, number)
             assert other.call(content) == {1}
             other.call(free)
-            wait_until(lambda: shared_blocks() == [], "nothing is attached")
-            wait_until(lambda: other.call(attached_bytes) == 0, "nothing is attached")
+            wait_until_let_go(other)
             other.do(gpupool.empty_cache)
             wait_until(lambda: other.call(watched_processes) == 0, "the connection is closed")
             number = _native.host_submit(stream)
@@ -100,8 +98,7 @@ def while_attaching_what_is_mapped() -> None:
             other.call(content, "held")
             if not is_used:
                 other.call(free, "held")
-                wait_until(lambda: shared_blocks() == [], "nothing is attached")
-                wait_until(lambda: other.call(attached_bytes) == 0, "nothing is attached")
+                wait_until_let_go(other)
             used = held.nbytes * is_used
             files = other.do(open_files)
             failed = set()
@@ -159,8 +156,7 @@ def while_sharing() -> None:
                 _native.host_complete(stream, number)
                 if not is_failed:
                     other.call(free)
-                wait_until(lambda: shared_blocks() == [], "nothing is attached")
-                wait_until(lambda: other.call(attached_bytes) == 0, "nothing is attached")
+                wait_until_let_go(other)
                 other.do(gpupool.empty_cache)
             assert has_failed, call
         other.call(attach, buffer.share())
@@ -176,8 +172,7 @@ def while_letting_go() -> None:
             for after in range(3):
                 other.do(_native.host_inject, call, "other", after)
             other.call(free)
-            wait_until(lambda: shared_blocks() == [], f"it is let go though {call} has failed")
-            wait_until(lambda: other.call(attached_bytes) == 0, "nothing is attached")
+            wait_until_let_go(other)
             other.do(_native.host_clear_faults)
         other.call(attach, buffer.share())
         assert other.call(content) == {1}

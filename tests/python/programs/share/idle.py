@@ -22,11 +22,14 @@ from other_process import (
     fork_one_that_stays,
     free,
     in_pieces,
+    logged,
     open_files,
     other_process,
+    read_by,
     shared_blocks,
     stopped,
     values,
+    wait_until_let_go,
     watched_processes,
 )
 from waiting import wait_until
@@ -55,17 +58,11 @@ def mappings(owner: int | str, process: int | str) -> int:
     return sum(count for file, count in files_of_memory(process).items() if file in own)
 
 
-def wait_until_idle(other: OtherProcess) -> None:
-    wait_until(lambda: other.call(attached_bytes) == 0, "it is let go")
-    # The owner hears of it a little later.
-    wait_until(lambda: shared_blocks() == [], "the owner has it back")
-
-
 def attach_and_let_go(other: OtherProcess, token: gpupool.typing.ShareToken, device: int | None = None) -> int:
     other.put("buffer", gpupool.attach, token, None, device)
     address = other.of("buffer", "ptr")
     other.call(free)
-    wait_until_idle(other)
+    wait_until_let_go(other)
     return address
 
 
@@ -101,13 +98,12 @@ def it_is_attached_again_without_a_mapping() -> None:
             other.call(fill, 9)
             assert values(buffer) == {9}
             other.call(free)
-            wait_until_idle(other)
-            assert shared_blocks() == []
+            wait_until_let_go(other)
         # Twice at a time it is one mapping too.
         assert other.call(attach, buffer.share(), "first") == first == other.call(attach, buffer.share(), "second")
         other.call(free, "first")
         other.call(free, "second")
-        wait_until_idle(other)
+        wait_until_let_go(other)
         # Its own call ends it, and then it takes a mapping.
         assert mappings("self", other.process.pid) > 0
         other.do(gpupool.empty_cache)
@@ -153,7 +149,7 @@ def a_new_buffer_where_one_was_needs_no_mapping() -> None:
             other.call(fill, 9)
             assert values(buffer) == {9}
             other.call(free)
-            wait_until_idle(other)
+            wait_until_let_go(other)
         # A shorter one begins there, and lies in fewer extents.
         buffer.free()
         shorter = gpupool.empty(2 * MIB)
@@ -186,7 +182,7 @@ def two_buffers_in_one_extent_have_one_mapping() -> None:
         other.do(_native.host_clear_faults)
         other.call(free, "two")
         other.call(free, "three")
-        wait_until_idle(other)
+        wait_until_let_go(other)
         assert mappings("self", other.process.pid) == 1
         assert not needs_a_mapping(other, two.share())
         assert other.call(content) == {1}
@@ -209,10 +205,7 @@ def an_extents_number_that_comes_again_is_another_extent() -> None:
                 apart = in_pieces(3)
             assert needs_a_mapping(other, same.share())
             for byte, new in ((2, same), (3, apart)):
-                other.call(attach, new.share())
-                assert other.call(content) == {byte}
-                other.call(free)
-            wait_until_idle(other)
+                assert read_by(other, new.share()) == {byte}
             same.free()
             apart.free()
             gpupool.empty_cache()
@@ -237,7 +230,7 @@ def what_is_given_back_is_unmapped() -> None:
             assert not needs_a_mapping(other, stays.share())
             assert other.call(content) == {2}
             other.call(free)
-            wait_until_idle(other)
+            wait_until_let_go(other)
             stays.free()
             gpupool.empty_cache()
             assert mappings("self", other.process.pid) == 0
@@ -245,12 +238,7 @@ def what_is_given_back_is_unmapped() -> None:
 
 def what_lacks_memory_waits_for_other_processes() -> None:
     """What each waits for in vain it logs, of a process that is stopped."""
-    logged: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: logged.append(record.getMessage())
-    logger = logging.getLogger("gpupool")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    messages = logged("gpupool", logging.INFO)
     asleep = gpupool.MemPool()
     # With what is shared it is more than the device has.
     with gpupool.use_mem_pool(asleep):
@@ -263,9 +251,9 @@ def what_lacks_memory_waits_for_other_processes() -> None:
             attach_and_let_go(other, buffer.share())
             with stopped(other.process.pid):
                 buffer.free()
-                logged.clear()
+                messages.clear()
                 lack()
-                wait_until(lambda: any("other processes still have" in each for each in logged), f"{lack} has waited")
+                wait_until(lambda: any("other processes still have" in each for each in messages), f"{lack} has waited")
             wait_until(lambda: mappings("self", other.process.pid) == 0, "it has heard all")
     assert large.nbytes == asleep.stats().live_bytes
     held.free()
@@ -301,10 +289,7 @@ def what_the_owner_cannot_release_is_another_region() -> None:
                 gpupool.empty_cache()
             _native.host_clear_faults()
             new = in_pieces(2)
-            other.call(attach, new.share())
-            assert other.call(content) == {2}
-            other.call(free)
-            wait_until_idle(other)
+            assert read_by(other, new.share()) == {2}
             new.free()
             gpupool.empty_cache()
             assert mappings("self", other.process.pid) == 0
@@ -476,7 +461,7 @@ def the_oldest_go_first() -> None:
         for token in tokens:
             other.call(attach, token)
             other.call(free)
-        wait_until_idle(other)
+        wait_until_let_go(other)
         wait_until(lambda: mappings("self", other.process.pid) == IDLE_MOST, "the most that stay are mapped")
         assert not needs_a_mapping(other, tokens[-1])
         assert needs_a_mapping(other, tokens[0])
@@ -491,7 +476,7 @@ def a_process_without_room_for_files_attaches() -> None:
         other.call(attach_with_few_files, buffer.share(), 3)
         assert other.call(content) == {1}
         other.call(free)
-        wait_until_idle(other)
+        wait_until_let_go(other)
         assert mappings("self", other.process.pid) == 0
 
 
@@ -568,10 +553,7 @@ def end_with_a_fault(other: OtherProcess, call: str, is_given_back: bool) -> Non
     wait_until(lambda: other.do(open_files) <= files, f"all is released though {call} has failed")
     other.do(_native.host_clear_faults)
     after = in_pieces(2)
-    other.call(attach, after.share())
-    assert other.call(content) == {2}
-    other.call(free)
-    wait_until_idle(other)
+    assert read_by(other, after.share()) == {2}
     other.do(gpupool.empty_cache)
 
 

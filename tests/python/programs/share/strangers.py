@@ -42,7 +42,7 @@ from messages import (
     tell,
     text,
 )
-from other_process import MIB, address_of, attach, content, free, open_files, other_process, shared_blocks, stopped
+from other_process import MIB, address_of, attach, open_files, other_process, read_by, shared_blocks, stopped
 from waiting import wait_until
 
 # From Python 3.12 on it warns of a fork where gpupool has a thread, which is what is tried here.
@@ -86,9 +86,7 @@ def asked(connection: socket.socket, question: bytes) -> tuple[int, int]:
 def others_are_served(token: gpupool.typing.ShareToken) -> None:
     """Check that a well-behaved process still gets the buffer."""
     with other_process() as other:
-        other.call(attach, token)
-        assert other.call(content) == {1}
-        other.call(free)
+        assert read_by(other, token) == {1}
 
 
 def shared() -> tuple[gpupool.DeviceBuffer, gpupool.typing.ShareToken]:
@@ -169,9 +167,7 @@ def many_that_are_silent() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
             assert silent.stdout is not None
             assert silent.stdout.readline() == b"many\n"
-            other.call(attach, token)
-            assert other.call(content) == {1}
-            other.call(free)
+            assert read_by(other, token) == {1}
             silent.kill()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -305,9 +301,7 @@ def tokens_that_say_more_than_is_there() -> None:
         for data in wrong:
             assert_says(raised(gpupool.InvalidValue, gpupool.attach, data), "give what share() returned")
             assert_says(other.refused(gpupool.InvalidValue, attach, data), "give what share() returned")
-        other.call(attach, token)
-        assert other.call(content) == {1}
-        other.call(free)
+        assert read_by(other, token) == {1}
     gpupool.attach(token).free()
     buffer.free()
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import logging
 import multiprocessing
 import os
 import signal
@@ -202,6 +203,21 @@ def content(kept: dict, name: str = "buffer") -> set[int]:
     return values(kept[name])
 
 
+def wait_until_let_go(other: OtherProcess) -> None:
+    """Wait until another process has nothing attached, and until this one, which hears of it later, knows that."""
+    wait_until(lambda: other.call(attached_bytes) == 0, "the other process has let go")
+    wait_until(lambda: shared_blocks() == [], "this process knows that it is let go")
+
+
+def read_by(other: OtherProcess, token: gpupool.typing.ShareToken) -> set[int]:
+    """Return the values of the bytes that another process finds; it lets go of them again."""
+    other.call(attach, token)
+    found = other.call(content)
+    other.call(free)
+    wait_until_let_go(other)
+    return found
+
+
 def values(buffer: gpupool.DeviceBuffer) -> set[int]:
     """Return the values of a buffer's bytes, at once where all are the same."""
     found = bytes(buffer)
@@ -260,6 +276,16 @@ def in_pieces(byte: int = 1, pieces: int = 9) -> gpupool.DeviceBuffer:
 def open_files() -> int:
     """Return how many descriptors are open, but for that of the listing."""
     return len(os.listdir("/proc/self/fd")) - 1
+
+
+def logged(name: str, level: int) -> list[str]:
+    """Return the list that messages of a logger come to from now on."""
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())
+    logging.getLogger(name).addHandler(handler)
+    logging.getLogger(name).setLevel(level)
+    return messages
 
 
 def watched_processes(kept: dict | None = None) -> int:
