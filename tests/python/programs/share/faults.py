@@ -51,6 +51,7 @@ def while_attaching() -> None:
     with other_process() as other:
         # What is made once stays: the connection, the device, and pinned memory.
         read_by(other, buffer.share())
+        wait_until_let_go(other)
         # What stays mapped is attached again without most of the calls.
         other.do(gpupool.empty_cache)
         number = _native.host_submit(stream)

@@ -206,6 +206,7 @@ def an_extents_number_that_comes_again_is_another_extent() -> None:
             assert needs_a_mapping(other, same.share())
             for byte, new in ((2, same), (3, apart)):
                 assert read_by(other, new.share()) == {byte}
+                wait_until_let_go(other)
             same.free()
             apart.free()
             gpupool.empty_cache()
@@ -290,6 +291,7 @@ def what_the_owner_cannot_release_is_another_region() -> None:
             _native.host_clear_faults()
             new = in_pieces(2)
             assert read_by(other, new.share()) == {2}
+            wait_until_let_go(other)
             new.free()
             gpupool.empty_cache()
             assert mappings("self", other.process.pid) == 0
@@ -554,6 +556,7 @@ def end_with_a_fault(other: OtherProcess, call: str, is_given_back: bool) -> Non
     other.do(_native.host_clear_faults)
     after = in_pieces(2)
     assert read_by(other, after.share()) == {2}
+    wait_until_let_go(other)
     other.do(gpupool.empty_cache)
 
 

@@ -214,7 +214,6 @@ def read_by(other: OtherProcess, token: gpupool.typing.ShareToken) -> set[int]:
     other.call(attach, token)
     found = other.call(content)
     other.call(free)
-    wait_until_let_go(other)
     return found
 
 
