@@ -26,6 +26,15 @@ def functions_of(name: str, *left_out: str) -> list[str]:
     return [function for function in names if function not in left_out]
 
 
+def cases_of(name: str) -> list[str]:
+    """Return the names in a program's table of cases."""
+    module = ast.parse((PROGRAMS / name).read_text())
+    (table,) = (
+        node.value for node in module.body if isinstance(node, ast.Assign) and ast.unparse(node).startswith("CASES ")
+    )
+    return [ast.literal_eval(key) for key in table.keys]
+
+
 # For a program that is to find no GPU, and does not look at the warning.
 NO_GPU = {"PYTHONWARNINGS": "ignore:no GPU was found:RuntimeWarning"}
 

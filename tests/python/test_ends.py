@@ -2,7 +2,7 @@
 
 import pytest
 from forks import run_program, start_program
-from running import functions_of
+from running import cases_of, functions_of
 
 # How the process ends and what it prints, where that is not well and without a word.
 ENDS = {
@@ -24,7 +24,7 @@ def test_a_process_ends_quietly_and_destroys_nothing(end, stream):
     assert (done.returncode, done.stdout, done.stderr) == (*ENDS.get(end, (0, "")), "")
 
 
-@pytest.mark.parametrize("place", functions_of("process/ends_in_callables.py"))
+@pytest.mark.parametrize("place", cases_of("process/ends_in_callables.py"))
 def test_a_process_ends_quietly_with_a_daemon_thread(place):
     run_program("process/ends_in_callables.py", place)
 
