@@ -108,13 +108,6 @@ def test_create_that_answers_no_handle(make_pool, answer):
     assert pool.stats().created == 0
 
 
-def test_a_callback_may_use_other_pools(make_pool):
-    inner = make_pool()
-    outer = make_pool(create=lambda: inner.handle() + 1, set_stream=lambda handle, stream: inner.handle(stream))
-    stream = gpupool.Stream()
-    assert outer.handle(stream) == inner.handle(stream) + 1
-
-
 def test_a_callback_that_asks_its_own_pool_ends_in_an_error_or_a_handle(make_pool):
     asked = []
 
