@@ -1,6 +1,5 @@
 """MemPool as programs for PyTorch call it: its arguments, ids, blocks, graphs, subclasses, and its end."""
 
-import contextlib
 import gc
 import inspect
 import threading
@@ -187,23 +186,6 @@ def test_scopes_nest_count_and_are_their_threads_own():
     assert first.use_count() == 1
 
 
-def test_threads_are_in_a_pools_block_at_once():
-    pool, barrier, ids = gpupool.MemPool(), threading.Barrier(4), []
-
-    def work():
-        with pool:
-            barrier.wait()
-            ids.append(gpupool.empty(MIB).pool_id)
-            barrier.wait()
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (ids, pool.use_count()) == ([pool.id] * 4, 1)
-
-
 def test_a_thread_that_ends_inside_a_scope_leaves_it():
     pool = gpupool.MemPool()
     scope, capture = gpupool.use_mem_pool(pool), pool.capture(gpupool.Stream())
@@ -358,12 +340,6 @@ def test_a_closed_pool_serves_nothing_more():
     assert address not in own.live
     del small
     assert (own.live, pool.trim(), pool.snapshot()) == ({}, 0, [])
-
-
-def test_a_pool_is_closed_at_the_end_of_a_block():
-    with contextlib.closing(gpupool.MemPool()) as pool, pool:
-        gpupool.empty(MIB)
-    assert pool.stats().reserved_bytes == 0
 
 
 def test_functions_that_feed_from_a_closed_pool_give_nothing_and_serve_no_other():

@@ -1,13 +1,11 @@
 """Memory ranges from Python: how pages are named, views of the whole, pins, callbacks, and what errors say."""
 
 import array
-import ctypes
 import gc
 import pickle
 import sys
 import threading
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 
 import gpupool
 import numpy as np
@@ -136,34 +134,6 @@ def test_an_array_is_of_all_bytes_and_keeps_the_range(pool, stream):
     assert seen() is None
     pool.trim()
     assert pool.stats().reserved_bytes == 0
-
-
-def test_threads_use_ranges_of_two_devices_at_once():
-    def work(number):
-        device, of_thread = number % 2, range(number, 64, 8)
-        ranged, stream = ranges[device], gpupool.Stream(device)
-        for turn in range(20):
-            ranged.commit(of_thread, stream, priority=0)
-            bits = np.frombuffer(ranged.pin(of_thread, stream), np.uint8)
-            assert np.unpackbits(bits, count=len(of_thread), bitorder="little").all()
-            stream.synchronize()
-            for page in of_thread:
-                words_of(ranged, page)[:] = 1000 * number + page
-            assert all((words_of(ranged, page) == 1000 * number + page).all() for page in of_thread)
-            ranged.unpin(of_thread, stream)
-            ranged.decommit(of_thread[turn % 2 :], stream)
-        ranged.decommit(of_thread, stream)
-
-    def words_of(ranged, page):
-        return np.ctypeslib.as_array((ctypes.c_uint32 * 1024).from_address(ranged.ptr + page * PAGE))
-
-    ranges = [gpupool.MemPool(device=device).reserve_range(64 * PAGE) for device in (0, 1)]
-    with ThreadPoolExecutor(8) as executor:
-        list(executor.map(work, range(8)))
-    assert [each.committed_bytes for each in ranges] == [0, 0]
-    ranges[1].commit([3, 5], gpupool.Stream(1))
-    assert [each.committed_bytes for each in ranges] == [0, 2 * PAGE]
-    assert (ranges[0].device, ranges[1].device) == (0, 1)
 
 
 def test_a_with_block_frees_it_and_a_second_free_does_nothing(pool, stream):

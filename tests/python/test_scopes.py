@@ -204,23 +204,6 @@ def test_a_block_is_left_in_the_task_that_entered_it():
     assert (pool.use_count(), gpupool.empty(MIB).pool_id) == (1, NONE)
 
 
-def test_many_tasks_are_in_one_pool_at_once():
-    async def work(pool, others):
-        with pool:
-            others.append(None)
-            while len(others) < 20:
-                await asyncio.sleep(0)
-            return gpupool.empty(MIB).pool_id
-
-    async def main():
-        others = []
-        return await asyncio.gather(*(work(pool, others) for _ in range(20)))
-
-    pool = gpupool.MemPool()
-    assert set(asyncio.run(main())) == {pool.id}
-    assert pool.use_count() == 1
-
-
 def test_a_graph_uses_the_pool_of_a_tasks_scope_too():
     async def main():
         _native.host_begin_capture(stream)
