@@ -2,17 +2,13 @@
 
 import pytest
 from abi import build_library
-from forks import Machine
 from programs.shared.libraries import LIBRARIES
 from running import functions_of
 
 
 @pytest.fixture
-def machine(tmp_path):
-    """Return a machine with cuDSS."""
-    machine = Machine("cuda", tmp_path)
-    machine.install("cudss")
-    return machine
+def machine(machine_of):
+    return machine_of("cudss")
 
 
 @pytest.fixture(params=["0", "1"], ids=["plain", "virtual"])
@@ -88,10 +84,8 @@ STAYS = ("a_handler_that_stays_ends_the_handle", "an_owners_handler_is_told_wher
 
 @pytest.mark.parametrize("function", functions_of("library_memory/quantum.py"))
 @pytest.mark.parametrize("name", ["custatevec", "cutensornet"])
-def test_memory_for_the_time_of_a_call(tmp_path, name, function):
-    machine = Machine("cuda", tmp_path)
+def test_memory_for_the_time_of_a_call(machine_of, name, function):
+    machine = machine_of(name)
     if function in STAYS:
         build_library(name, machine.site_packages / LIBRARIES[name].file, handler_stays=7)
-    else:
-        machine.install(name)
     machine.run("library_memory/quantum.py", function, name, FAKE_VMM="1")
