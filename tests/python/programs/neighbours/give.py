@@ -18,13 +18,6 @@ def fill_up(nbytes: int) -> gpupool.DeviceBuffer:
     return buffer
 
 
-def free_memory_of_another() -> None:
-    with other_process() as other:
-        assert other.call(cache, 48 * MIB) == 48 * MIB
-        fill_up(40 * MIB)
-        assert other.do(reserved) == 24 * MIB
-
-
 def what_is_asked_and_given_is_counted() -> None:
     with other_process() as other:
         other.call(cache, 48 * MIB)
@@ -89,16 +82,6 @@ def all_the_same_where_one_is_not_enough() -> None:
         other.call(cache, 24 * MIB)
         fill_up(60 * MIB)
         assert one.do(reserved) + other.do(reserved) <= 4 * MIB
-
-
-def the_least_important_first() -> None:
-    with other_process() as low, other_process() as high:
-        low.do(gpupool.set_neighbour, "low", 0, None, -1)
-        high.do(gpupool.set_neighbour, "high", 0, None, 1)
-        low.call(cache, 24 * MIB)
-        high.call(cache, 24 * MIB)
-        fill_up(32 * MIB)
-        assert (low.do(reserved), high.do(reserved)) == (8 * MIB, 24 * MIB)
 
 
 def one_above_its_most_first() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import gpupool
 from c_table import function
 from errors import assert_says, raised
-from neighbour_work import cache, claim, hold_discardable, offer, others, release, request, reserved, try_claim
+from neighbour_work import cache, claim, hold_discardable, offer, others, request, reserved
 from other_process import MIB, do, fork_one_that_stays, other_process
 
 # From Python 3.12 on it warns of a fork where gpupool has a thread, which is what is tried here.
@@ -132,21 +132,6 @@ def pool_of_c(name: str) -> ctypes.c_void_p:
     return pool
 
 
-def of_many_pools_the_largest_are_told() -> None:
-    gpupool.set_neighbour()
-    pools = [gpupool.MemPool() for _ in range(70)]
-    buffers = [pool.empty(2 * MIB) for pool in pools[:7]]
-    with other_process() as other:
-        told = other.do(reserved_by_pool)
-    assert told == [2 * MIB] * 7 + [0] * 57
-    del buffers
-
-
-def reserved_by_pool() -> list[int]:
-    (it,) = others(pools=True)
-    return [each.reserved_bytes for each in it.pools or []]
-
-
 def keep_pool(kept: dict) -> None:
     kept.setdefault("pools", []).append((kept.pop("pool"), kept.pop("buffer", None), kept.pop("range", None)))
 
@@ -184,17 +169,6 @@ def what_is_claimed_is_not_available_to_others() -> None:
         assert gpupool.available_memory() == DEVICE - 40 * MIB
         other.kill()
         assert gpupool.available_memory() == DEVICE
-
-
-def of_two_claims_at_once_one_is_held() -> None:
-    with other_process() as one, other_process() as other:
-        for _ in range(20):
-            one.begin(try_claim, 40 * MIB)
-            other.begin(try_claim, 40 * MIB)
-            is_held = [one.end(), other.end()]
-            assert sorted(is_held) == [False, True], is_held
-            one.call(release)
-            other.call(release)
 
 
 def two_that_ask_each_other_go_on() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import gpupool
 from errors import assert_says, raised
 from gpupool import _native
-from neighbour_work import claim, neighbour, release, try_claim
-from other_process import MIB, OtherProcess, do, other_process, put, stopped
+from neighbour_work import claim, claimed_by, release, try_claim
+from other_process import MIB, do, other_process, put, stopped
 from waiting import wait_until
 
 HOUR = 3600 * 10**9
@@ -140,12 +140,6 @@ def a_stopped_one_is_asked_no_more_until_it_goes_on() -> None:
 def connections_to(name: str) -> int:
     """Return how many wait for a neighbour, or are served."""
     return Path("/proc/net/unix").read_text().count(name)
-
-
-def claimed_by(other: OtherProcess) -> int | None:
-    """Return what another process tells that it has claimed; None if it does not answer."""
-    it = neighbour(other)
-    return it and it.claimed_bytes
 
 
 def who_asked_in_vain_says_how_many_answered_and_what_they_have_claimed() -> None:

@@ -7,17 +7,12 @@ import threading
 
 import gpupool
 from errors import assert_says, raised
-from neighbour_work import cache, claim, neighbour, offer, release, reserved
+from neighbour_work import cache, claim, claimed_by, offer, release, reserved
 from other_process import MIB, OtherProcess, other_process
 from waiting import LONG, wait_until
 
 DEVICE = 64 * MIB
 TURNS = 20
-
-
-def claimed_by(other: OtherProcess) -> int:
-    it = neighbour(other)
-    return it.claimed_bytes if it else 0
 
 
 def begin_claim(other: OtherProcess, nbytes: int) -> None:
@@ -78,7 +73,7 @@ def one_without_an_end_is_refused_in_a_callback() -> None:
 def one_that_gives_up_leaves_the_line() -> None:
     with other_process() as other, gpupool.claim(40 * MIB):
         assert_says(other.refused(gpupool.OutOfMemory, claim, 30 * MIB, 0.01), "could have 24.0 MiB", "or wait longer")
-        assert claimed_by(other) == 0
+        assert not claimed_by(other)
         with gpupool.claim(24 * MIB):
             pass
 

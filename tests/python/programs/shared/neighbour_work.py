@@ -9,10 +9,9 @@ def reserved() -> int:
     return gpupool.memory_stats().reserved_bytes
 
 
-def neighbour(process: OtherProcess) -> gpupool.typing.Neighbour | None:
-    """Return what is known of another process, if it answers."""
-    found = [each for each in gpupool.neighbours() if each.pid == process.process.pid]
-    return found[0] if found else None
+def claimed_by(process: OtherProcess) -> int | None:
+    """Return what another process tells that it has claimed, if it answers."""
+    return next((each.claimed_bytes for each in gpupool.neighbours() if each.pid == process.process.pid), None)
 
 
 def others(*, pools: bool = False) -> list[gpupool.typing.Neighbour]:
