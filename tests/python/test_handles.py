@@ -4,7 +4,6 @@ import queue
 import threading
 
 import gpupool
-import pytest
 from gpupool import _native
 from waiting import wait_for
 
@@ -22,20 +21,6 @@ def test_a_thread_gets_the_same_handle_with_the_stream_set():
     assert handle_stream(handle) == second.ptr
     assert gpupool.simulated.handle() == handle
     assert handle_stream(handle) == 0
-
-
-def test_each_device_has_its_own_handle():
-    on_zero, on_one = gpupool.simulated.handle(device=0), gpupool.simulated.handle(device=1)
-    assert on_zero != on_one
-    assert gpupool.simulated.handle(gpupool.Stream(1)) == on_one
-    assert gpupool.simulated.handle(gpupool.Stream(1), device=1) == on_one
-
-
-def test_a_stream_of_another_device_is_an_error():
-    stream = gpupool.Stream(1)
-    for given in (stream, stream.ptr):
-        with pytest.raises(gpupool.InvalidValue, match="belongs to device 1, not to device 0"):
-            gpupool.simulated.handle(given, device=0)
 
 
 def test_stats_add_up(make_pool):

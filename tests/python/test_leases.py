@@ -41,19 +41,6 @@ def test_a_lease_may_be_used_and_ended_in_another_thread(make_pool):
     assert pool.stats().leased == 0
 
 
-def test_a_discarded_handle_is_destroyed_by_trimming(make_pool):
-    destroyed = []
-    pool = make_pool(destroy=destroyed.append)
-    with pool.lease() as lease:
-        handle = int(lease)
-        lease.discard()
-    assert (pool.stats().discarded, destroyed) == (1, [])
-    with pool.lease() as lease:
-        assert int(lease) != handle
-    assert pool.trim() == 2
-    assert handle in destroyed
-
-
 def test_an_exhausted_pool_is_a_timeout_that_says_who_holds_what(make_pool):
     pool = make_pool()
     pool.limit = 1
@@ -91,26 +78,6 @@ def run_in_thread_named(name, pool):
     finally:
         over.set()
         thread.join()
-
-
-def test_those_who_wait_go_on_when_a_lease_ends(make_pool):
-    pool = make_pool()
-    pool.limit = 1
-    lease, handles = pool.lease(), []
-
-    def work():
-        with pool.lease(timeout=float("inf")) as own:
-            handles.append(int(own))
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    wait_until(lambda: pool.stats().waits == 4, "four threads wait for the handle")
-    handle = int(lease)
-    lease.release()
-    for thread in threads:
-        thread.join()
-    assert handles == [handle] * 4
 
 
 def test_a_limit_can_be_read_and_removed(make_pool):

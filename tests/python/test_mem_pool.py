@@ -2,14 +2,13 @@
 
 import gc
 import inspect
-import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import gpupool
 import pytest
 from own_memory import MIB, Allocator, allocate_in, c_functions, capturing, leave, other_thread
-from waiting import wait_for_end
+from waiting import in_thread
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -178,9 +177,7 @@ def test_a_thread_that_ends_inside_a_scope_leaves_it():
         counts.append(pool.use_count())
 
     counts = []
-    thread = threading.Thread(target=enter)
-    thread.start()
-    wait_for_end(thread)
+    in_thread(enter)
     assert (counts, pool.use_count()) == ([3], 1)
     # What is dropped without having been left on its own thread is left there too.
     for make in (lambda: gpupool.use_mem_pool(pool), lambda: pool.capture(gpupool.Stream())):

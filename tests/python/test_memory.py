@@ -1,12 +1,12 @@
 """Device memory from Python: buffers, allocators of one's own, callbacks, and what errors say."""
 
 import ctypes
-import threading
 
 import gpupool
 import pytest
 from gpupool import _native
 from own_memory import MIB, Allocator, allocate_in, c_functions, capturing, leave
+from waiting import in_thread
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -127,9 +127,7 @@ def test_what_an_allocator_gave_goes_back_to_it_once_nobody_holds_it():
     assert (list(first.live), list(second.live)) == ([outer[0].ptr], [inner[0].ptr])
     # The last block takes it along, on whatever thread.
     for owner, last in ((first, outer), (second, inner)):
-        thread = threading.Thread(target=last.clear)
-        thread.start()
-        thread.join()
+        in_thread(last.clear)
         assert owner.live == {}
 
 

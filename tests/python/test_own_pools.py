@@ -77,29 +77,6 @@ def test_a_callable_that_raises_is_the_cause_and_the_pool_goes_on(make_pool):
     assert (stats.created, stats.held, stats.failures) == (1, 1, 1)
 
 
-def test_set_stream_that_raises_loses_no_handle(make_pool):
-    broken = []
-
-    def set_stream(handle, stream):
-        if broken:
-            raise OSError("broken")
-
-    pool = make_pool(set_stream=set_stream)
-    broken.append(True)
-    with pytest.raises(gpupool.LibraryError, match="set_stream failed with OSError"):
-        pool.handle()
-    assert pool.stats().idle == 1
-    broken.clear()
-    handle = pool.handle()
-    broken.append(True)
-    with pytest.raises(gpupool.LibraryError, match="set_stream failed with OSError"):
-        pool.handle()
-    broken.clear()
-    assert pool.handle() == handle
-    stats = pool.stats()
-    assert (stats.created, stats.held, stats.idle, stats.failures) == (1, 1, 0, 2)
-
-
 @pytest.mark.parametrize("answer", [0, None, -1, 2**64, "x"])
 def test_create_that_answers_no_handle(make_pool, answer):
     pool = make_pool(create=lambda: answer)

@@ -227,17 +227,6 @@ def test_what_is_taken_is_told_and_what_is_pinned_stays(stream):
     del block
 
 
-def test_a_callback_that_raises_is_told_and_the_request_served(monkeypatch, stream):
-    seen = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: seen.append(unraisable.exc_type))
-    pool = gpupool.MemPool(limit=2 * PAGE)
-    ranged = pool.reserve_range(4 * PAGE)
-    ranged.on_discard(lambda _pages: 1 / 0)
-    ranged.commit([0, 1], stream, priority=0)
-    assert pool.empty(PAGE, stream).nbytes == PAGE
-    assert seen == [ZeroDivisionError]
-
-
 def test_summaries_tell_ranges_from_streams(pool, ranged, stream):
     ranged.commit([0, 1, 5], stream)
     assert [len(segment["blocks"]) for segment in pool.snapshot()] == [2, 1]

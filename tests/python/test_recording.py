@@ -14,6 +14,7 @@ from c_table import function
 from forks import run_program
 from gpupool import _native
 from running import functions_of
+from waiting import in_thread
 
 KEEPS_CODE = pytest.mark.skipif(
     not getattr(sys, "_is_gil_enabled", lambda: True)(), reason="free-threaded Python keeps code objects for ever"
@@ -234,10 +235,8 @@ def test_each_thread_is_named_by_its_number(record, stream):
         gpupool.empty(1000, stream)
 
     record()
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-        thread.join()
+    for _ in range(4):
+        in_thread(work)
     assert [entry["thread"] for entry in entries("alloc")] == numbers
     times = [entry["time_us"] for entry in gpupool.memory_snapshot(device=0)["device_traces"][0]]
     assert times == sorted(times)

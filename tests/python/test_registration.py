@@ -1,11 +1,9 @@
 """Segments that libraries register by their address, as ``MemPool.on_segment`` tells of them."""
 
 import gc
-import sys
 
 import gpupool
 import pytest
-from own_memory import Allocator
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -63,39 +61,6 @@ def test_a_callback_is_told_though_what_on_segment_returned_is_gone_and_until_th
     assert registered == {buffer.ptr: 4 * MIB}
     del buffer
     assert not registered
-
-
-@pytest.mark.parametrize("kind", [{"segments": True}, {}])
-def test_segments_of_a_source_of_ones_own_are_told_of(kind):
-    registered = Registered()
-    pool = gpupool.MemPool(**kind) if kind else Allocator().pool()
-    with pool.on_segment(registered):
-        buffer = pool.empty(4 * MIB)
-        assert any(start <= buffer.ptr < start + nbytes for start, nbytes in registered.items())
-        buffer.free()
-        pool.trim()
-    assert not registered
-
-
-def test_a_callback_that_raises_fails_no_request(monkeypatch):
-    unraisable, registered = [], Registered()
-    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
-
-    def refuse(event):
-        raise OSError(f"cannot register {event.nbytes}")
-
-    pool = gpupool.MemPool(no_split=True)
-    pool.on_segment(refuse)
-    pool.on_segment(registered)
-    buffer = pool.empty(4 * MIB)
-    assert registered == {buffer.ptr: 4 * MIB}
-    assert [str(raised.exc_value) for raised in unraisable] == [f"cannot register {4 * MIB}"]
-    assert unraisable[0].object is refuse
-    buffer.free()
-    assert pool.trim() == 4 * MIB
-    assert not registered
-    # What was raised keeps the frames that it came through, and so the pool.
-    unraisable.clear()
 
 
 def test_a_pool_that_dies_under_an_exception_tells_of_its_segments():
