@@ -87,6 +87,11 @@ def run_example(name: str, *arguments: object, **variables: str | None) -> list[
 def _start(
     *arguments: object, flags: tuple[str, ...] = (), timeout: float = 60, **variables: str | None
 ) -> subprocess.CompletedProcess[str]:
+    program, *asked = arguments
+    if isinstance(program, Path) and asked and PROGRAMS in program.parents:
+        text = program.read_text()
+        if "__main__" not in text and "sys.argv" not in text:
+            arguments = (SHARED / "case.py", *arguments)
     # Whatever PYTHONPATH says.
     folders = [SHARED, Path(gpupool.__file__).parents[1]]
     return start_python(*flags, *arguments, folders=folders, timeout=timeout, **variables)

@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import sys
 from pathlib import Path
 
 import gpupool
@@ -44,7 +43,3 @@ def nobody_meets_nobody():
         socket.rename(socket.with_name(socket.name.replace(f"-{nobody}-", f"-{OUTSIDE}-")))
         assert other.do(names) == [], "a process of another user is taken for one of this user's"
         other.leave()
-
-
-if __name__ == "__main__":
-    globals()[sys.argv[1]](*sys.argv[2:])

@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import stat
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -280,7 +279,3 @@ def wrong_settings_are_refused() -> None:
     claim.release()
     assert gpupool.available_memory() == DEVICE
     assert reserved() == 0
-
-
-if __name__ == "__main__":
-    globals()[sys.argv[1]]()

@@ -2,7 +2,6 @@
 
 import os
 import socket
-import sys
 from pathlib import Path
 
 import gpupool
@@ -153,7 +152,3 @@ def who_asked_in_vain_says_how_many_answered_and_what_they_have_claimed() -> Non
             said = f'process {one.process.pid} "python'
             assert_says(error, "of which 1 of 2 answered in ", said, "(0.0 MiB live, 40.0 MiB claimed)")
         buffer.free()
-
-
-if __name__ == "__main__":
-    globals()[sys.argv[1]]()

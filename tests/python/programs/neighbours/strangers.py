@@ -6,7 +6,6 @@ import resource
 import signal
 import socket
 import struct
-import sys
 import threading
 import warnings
 from pathlib import Path
@@ -347,7 +346,3 @@ def another_user() -> None:
 
     in_child(ask)
     a_neighbour_is_served()
-
-
-if __name__ == "__main__":
-    globals()[sys.argv[1]]()

@@ -1,7 +1,5 @@
 """Whatever call of the driver fails while a block is shared, attached or let go, both processes are as they were."""
 
-import sys
-
 import gpupool
 from gpupool import _native
 from other_process import (
@@ -177,7 +175,3 @@ def while_letting_go() -> None:
             other.do(_native.host_clear_faults)
         other.call(attach, buffer.share())
         assert other.call(content) == {1}
-
-
-if __name__ == "__main__":
-    globals()[sys.argv[1]]()

@@ -5,7 +5,6 @@ import logging
 import os
 import resource
 import signal
-import sys
 from pathlib import Path
 
 import gpupool
@@ -563,7 +562,3 @@ def end_with_a_fault(other: OtherProcess, call: str, is_given_back: bool) -> Non
 def inject(call: str) -> None:
     for after in range(3):
         _native.host_inject(call, "other", after)
-
-
-if __name__ == "__main__":
-    globals()[sys.argv[1]]()

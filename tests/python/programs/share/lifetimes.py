@@ -5,7 +5,6 @@ import os
 import resource
 import signal
 import socket
-import sys
 import threading
 
 import gpupool
@@ -250,7 +249,3 @@ def left_by_a_process() -> None:
 
 def left_by_a_killed_process() -> None:
     held_until(OtherProcess.kill)
-
-
-if __name__ == "__main__":
-    globals()[sys.argv[1]]()

@@ -1,7 +1,5 @@
 """Work of different processes on one buffer comes in order, and no call waits for it."""
 
-import sys
-
 import gpupool
 from errors import assert_says, raised
 from gpupool import _native
@@ -135,7 +133,3 @@ def captures_are_refused_and_not_spoilt() -> None:
         gpupool.attach(token).free()
         wait_until(lambda: gpupool.memory_stats().attached_bytes == 0, "nothing is attached")
         _native.host_end_capture(stream)
-
-
-if __name__ == "__main__":
-    globals()[sys.argv[1]]()

@@ -1,7 +1,5 @@
 """Attached memory of a device whose peers may use it, as they may use the device's own, whoever ends first."""
 
-import sys
-
 import gpupool
 from errors import assert_says, raised
 from other_process import (
@@ -95,7 +93,3 @@ def who_attached_it_ends_first() -> None:
             kept.pop("buffer").free()
             wait_until_free(LARGE).free()
             gpupool.empty_cache()
-
-
-if __name__ == "__main__":
-    globals()[sys.argv[1]]()

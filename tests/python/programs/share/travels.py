@@ -3,7 +3,6 @@
 import copy
 import multiprocessing
 import pickle
-import sys
 
 import gpupool
 from errors import assert_says, raised
@@ -125,7 +124,3 @@ def what_was_attached_twice() -> None:
         assert values(buffer) == {3}
         other.call(free, "second")
         wait_until(lambda: other.call(attached_bytes) == 0, "nothing is attached")
-
-
-if __name__ == "__main__":
-    globals()[sys.argv[1]]()

@@ -102,7 +102,11 @@ def run(program: str, arguments: list[str]) -> None:
     code = code_of(program)
     if "other_process" in code.co_names:
         importlib.import_module("other_process").nursery = Nursery(program)
-    exec(code, begin_as("__main__", program).__dict__)
+    module = begin_as("__main__", program)
+    exec(code, module.__dict__)
+    # One that does not look for itself what it is run for is asked for a function.
+    if arguments and "__main__" not in code.co_consts and "argv" not in code.co_names:
+        getattr(module, arguments[0])(*arguments[1:])
 
 
 def serve(asked: socket.socket, places: list[str]) -> None:
