@@ -8,6 +8,7 @@ from pathlib import Path
 
 import gpupool
 from processes import start_python, succeeded
+from programs.shared.fork_server import is_asked_for_functions
 
 PROGRAMS = Path(__file__).parent / "programs"
 # What programs share.
@@ -88,10 +89,8 @@ def _start(
     *arguments: object, flags: tuple[str, ...] = (), timeout: float = 60, **variables: str | None
 ) -> subprocess.CompletedProcess[str]:
     program, *asked = arguments
-    if isinstance(program, Path) and asked and PROGRAMS in program.parents:
-        text = program.read_text()
-        if "__main__" not in text and "sys.argv" not in text:
-            arguments = (SHARED / "case.py", *arguments)
+    if asked and isinstance(program, Path) and is_asked_for_functions(program):
+        arguments = (SHARED / "case.py", *arguments)
     # Whatever PYTHONPATH says.
     folders = [SHARED, Path(gpupool.__file__).parents[1]]
     return start_python(*flags, *arguments, folders=folders, timeout=timeout, **variables)

@@ -28,6 +28,13 @@ def code_of(program: str) -> types.CodeType:
     return compile(Path(program).read_bytes(), program, "exec", dont_inherit=True)
 
 
+@functools.cache
+def is_asked_for_functions(program: str | Path) -> bool:
+    """Return whether a program leaves it to who runs it to call the function that it is run for."""
+    text = Path(program).read_text()
+    return "__main__" not in text and "sys.argv" not in text
+
+
 def be_in(environment: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
@@ -104,8 +111,7 @@ def run(program: str, arguments: list[str]) -> None:
         importlib.import_module("other_process").nursery = Nursery(program)
     module = begin_as("__main__", program)
     exec(code, module.__dict__)
-    # One that does not look for itself what it is run for is asked for a function.
-    if arguments and "__main__" not in code.co_consts and "argv" not in code.co_names:
+    if arguments and is_asked_for_functions(program):
         getattr(module, arguments[0])(*arguments[1:])
 
 
