@@ -26,7 +26,7 @@ def test_a_process_ends_quietly_and_destroys_nothing(end, stream):
 
 @pytest.mark.parametrize("place", cases_of("process/ends_in_callables.py"))
 def test_a_process_ends_quietly_with_a_daemon_thread(place):
-    run_program("process/ends_in_callables.py", place)
+    run_program("process/ends_in_callables.py", "main", place)
 
 
 def test_a_child_that_was_forked_before_the_first_use_is_as_good_as_its_parent():
@@ -35,14 +35,14 @@ def test_a_child_that_was_forked_before_the_first_use_is_as_good_as_its_parent()
 
 @pytest.mark.parametrize("program", ["forked_calls", "forked_c_calls"])
 def test_every_public_call_is_refused_in_a_forked_child_or_is_told_not_to_be(program):
-    run_program(f"process/{program}.py")
+    run_program(f"process/{program}.py", "main")
 
 
 @pytest.mark.parametrize("is_used", ["used", "unused"])
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_workers_of_multiprocessing(method, is_used):
-    run_program("process/workers.py", method, is_used)
+    run_program("process/workers.py", "main", method, is_used)
 
 
 def test_a_second_interpreter_in_the_process_is_refused():
-    run_program("process/second_interpreter.py")
+    run_program("process/second_interpreter.py", "main")

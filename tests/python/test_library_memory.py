@@ -66,7 +66,7 @@ def test_pinned_memory_by_its_handler(run, function):
 def test_what_cannot_be_told_says_so(machine):
     build_library("cudss", machine.site_packages / LIBRARIES["cudss"].file, without="SET_MEMORY")
     machine.install("cusparse")
-    machine.run("library_memory/unable.py", FAKE_VMM="1")
+    machine.run("library_memory/unable.py", "main", FAKE_VMM="1")
 
 
 def test_a_refusal_names_the_function_and_loses_no_handle(machine):

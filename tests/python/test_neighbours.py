@@ -95,8 +95,8 @@ def test_claims_wait_for_their_turn(together, case):
 @pytest.mark.parametrize("kills", [KILLS, pytest.param(30, marks=THOROUGH)])
 def test_a_process_killed_at_any_moment_leaves_nothing_behind(together, kills):
     # Who waited for one that is gone, or for what one at work has in use, would wait too long.
-    variables = {**together, "GPUPOOL_NEIGHBOUR_DEADLINE_MS": "40000", "GPUPOOL_KILLS": str(kills)}
-    run_program("neighbours/killed.py", timeout=60 + 5 * kills, **variables)
+    variables = {**together, "GPUPOOL_NEIGHBOUR_DEADLINE_MS": "40000"}
+    run_program("neighbours/killed.py", "killed_at_any_moment", kills, timeout=60 + 5 * kills, **variables)
 
 
 MIB = 1 << 20
@@ -207,7 +207,14 @@ def test_what_is_claimed_is_granted_once(together, case):
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=THOROUGH)])
 def test_holders_of_claims_hold_no_more_than_the_device_has(together, seed):
     variables = {**together, "GPUPOOL_NEIGHBOUR_DEADLINE_MS": "100"}
-    run_program("neighbours/random_claims.py", seed, 60 * ROUNDS, timeout=60 * ROUNDS, **variables)
+    run_program(
+        "neighbours/random_claims.py",
+        "hold_no_more_than_there_is",
+        seed,
+        60 * ROUNDS,
+        timeout=60 * ROUNDS,
+        **variables,
+    )
 
 
 @pytest.mark.timeout(60 * ROUNDS)
@@ -219,7 +226,12 @@ def test_packets_made_at_random_harm_nobody(together, case, count):
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_refusal_of_the_driver_while_memory_is_given_loses_nothing(together, call):
-    run_program("neighbours/faults.py", call, **{**together, "GPUPOOL_HOST_MEMORY": SMALLER})
+    run_program(
+        "neighbours/faults.py",
+        "whatever_call_fails_nothing_is_lost",
+        call,
+        **{**together, "GPUPOOL_HOST_MEMORY": SMALLER},
+    )
 
 
 @pytest.mark.parametrize("operations", [50, pytest.param(150, marks=THOROUGH)])

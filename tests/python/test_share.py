@@ -67,7 +67,7 @@ def test_peers_use_attached_memory_which_comes_back_whoever_ends_first(case):
 
 
 def test_c_programs_share_any_pointer():
-    run_program("share/c_functions.py")
+    run_program("share/c_functions.py", "main")
 
 
 @pytest.mark.parametrize("platform", ["cuda", "hip"])

@@ -1,8 +1,6 @@
 """A process that has no memory left is given some by its neighbours. The device has 64 MiB for all of them."""
 
-import gc
 import logging
-import sys
 from dataclasses import asdict
 
 import gpupool
@@ -273,8 +271,3 @@ def what_is_asked_is_logged() -> None:
             lambda: any(f'process {pid} "server" gave 24.0 MiB of free memory' in text for text in records),
             "the log says who gave it",
         )
-
-
-if __name__ == "__main__":
-    globals()[sys.argv[1]]()
-    gc.collect()

@@ -1,6 +1,6 @@
 """Processes that have memory, ask for some and give some are killed at random moments: nothing of them is left.
 
-No number, no wait and no memory. `GPUPOOL_KILLS` says how many are killed.
+No number, no wait and no memory.
 """
 
 import os
@@ -30,7 +30,8 @@ def live(kept: dict, seed: int) -> None:
             pass
 
 
-def killed_at_any_moment(rounds: int) -> None:
+def killed_at_any_moment(kills: str) -> None:
+    rounds = int(kills)
     chance = random.Random(5)
     waiting = [OtherProcess(), OtherProcess()]
     for seed in range(rounds):
@@ -50,7 +51,3 @@ def killed_at_any_moment(rounds: int) -> None:
         gpupool.empty_cache()
     for other in waiting:
         other.leave()
-
-
-if __name__ == "__main__":
-    killed_at_any_moment(int(os.environ["GPUPOOL_KILLS"]))

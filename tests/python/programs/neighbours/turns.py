@@ -1,8 +1,6 @@
 """Claims wait for their turn, in the order in which they were made. The device has 64 MiB for all processes."""
 
-import gc
 import signal
-import sys
 import threading
 
 import gpupool
@@ -171,8 +169,3 @@ def work_in_turns(kept: dict, number: int) -> int:
             stream.synchronize()
             del pieces, piece
     return right
-
-
-if __name__ == "__main__":
-    globals()[sys.argv[1]]()
-    gc.collect()

@@ -153,7 +153,3 @@ def main(name):
     sys.modules["late"] = Late()
     threading.Thread(target=CASES[name], daemon=True).start()
     assert inside.wait(30), "the thread did not come to where the process is to end"
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

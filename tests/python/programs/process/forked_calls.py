@@ -280,7 +280,3 @@ def main():
         os._exit(0)
     assert exit_code_of(child) == 0, "see above"
     blocks_end_quietly()
-
-
-if __name__ == "__main__":
-    main()
