@@ -247,19 +247,6 @@ def test_functions_that_feed_another_allocator_follow_no_task():
     assert asyncio.run(main()) == pool.id
 
 
-def test_a_closed_pool_refuses_a_task_that_is_in_it():
-    async def main():
-        with pool:
-            gpupool.empty(MIB)
-            pool.close()
-            with pytest.raises(gpupool.InvalidValue, match="is closed"):
-                gpupool.empty(MIB)
-
-    pool = gpupool.MemPool()
-    asyncio.run(main())
-    assert pool.use_count() == 1
-
-
 def test_programs_without_tasks_do_not_load_asyncio():
     assert run_program("memory/no_asyncio.py") == "1 was left"
 

@@ -66,7 +66,7 @@ def question(chance: random.Random) -> bytes:
 
 
 def some(chance: random.Random, count: int) -> list[int]:
-    return [number(chance) for _ in range(int(count))]
+    return [number(chance) for _ in range(count)]
 
 
 def lie(chance: random.Random, asked: bytes) -> bytes:
