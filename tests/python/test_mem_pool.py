@@ -223,16 +223,22 @@ def test_a_reserve_is_the_pools_from_birth():
 
 def test_a_pools_graphs_use_it_until_they_are_reset_or_dropped():
     pool, stream = gpupool.MemPool(), gpupool.Stream()
-    capture, graphs = pool.capture(stream), []
+    capture, graphs, addresses = pool.capture(stream), [], set()
     with capture as memory, pytest.raises(gpupool.InvalidValue, match="entered before"):
         capture.__enter__()
     memory.reset()
     for _ in range(3):
         with capturing(pool, stream) as memory:
-            gpupool.empty(4 * MIB, stream)
+            kept = gpupool.empty(4 * MIB, stream)
+            addresses.add(kept.ptr)
+        # What dies after its capture is the graphs' as well, and serves the next one.
+        del kept
         graphs.append(memory)
+    assert len(addresses) == 1
     assert {graph.pool_id for graph in graphs} == {pool.id}
     assert (pool.use_count(), pool.trim(), pool.stats().reserved_bytes) == (4, 0, 4 * MIB)
+    assert allocate_in(pool, 4 * MIB, stream).ptr not in addresses
+    pool.trim()
     for _ in range(2):
         graphs[0].reset()
     del graphs[1], memory
