@@ -7,8 +7,6 @@ import resource
 import secrets
 import socket
 import struct
-import subprocess
-import sys
 import threading
 import warnings
 from pathlib import Path
@@ -135,33 +133,23 @@ def stalling() -> None:
     greedy.close()
 
 
-# Connects many times, and says nothing.
-SILENT = """
-import socket, sys
-held = []
-for number in range(int(sys.argv[2])):
-    held.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-    held[-1].connect(b"\\0" + sys.argv[1].encode())
-    if number == 400:
-        print("many", flush=True)
-input()
-"""
-
-
 def many_that_are_silent() -> None:
     _buffer, token = shared()
-    with other_process() as other:
-        name = address_of(token)[1:].decode()
-        command = [sys.executable, "-c", SILENT, name, "3000"]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as silent:
-            # More connect than this process has descriptors for.
-            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
-            assert silent.stdout is not None
-            assert silent.stdout.readline() == b"many\n"
-            assert read_by(other, token) == {1}
-            silent.kill()
+    with other_process() as other, other_process() as silent:
+        # More connect than this process has descriptors for.
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
+        silent.call(connect_often, token, 400)
+        silent.begin(connect_often, token, 2600)
+        assert read_by(other, token) == {1}
+        silent.kill()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def connect_often(kept: dict, token: gpupool.typing.ShareToken, count: int) -> None:
+    """Connect, and say nothing."""
+    for _ in range(count):
+        kept[object()] = connected(token)
 
 
 def guesses() -> None:
@@ -481,7 +469,3 @@ def another_user() -> None:
     in_child(ask)
     wait_until(lambda: shared_blocks() == [], "nothing is held")
     others_are_served(token)
-
-
-if __name__ == "__main__":
-    globals()[sys.argv[1]]()
