@@ -51,7 +51,7 @@ class Runner:
     start: Callable[..., subprocess.CompletedProcess[str]]
 
     def start_program(self, name: str, *arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
-        """Start a program, and wait for its end."""
+        """Start a program, for the function that the first argument names if there is one, and wait for its end."""
         return self.start(PROGRAMS / name, *arguments, **options)
 
     def run_program(self, name: str, *arguments: object, **options: object) -> str:
