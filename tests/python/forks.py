@@ -114,7 +114,12 @@ def start(
     del at_start["PYTHONPATH"]
     of_command = COMMAND if (program, *arguments[:1]) == ("-m", "gpupool") else ()
     server = _server(flags, (*IMPORTED, *of_command, *modules), frozenset(at_start.items()))
-    return server.run(str(program), list(map(str, arguments)), environment, timeout)
+    try:
+        return server.run(str(program), list(map(str, arguments)), environment, timeout)
+    except BaseException:
+        # Its next answers would be those of this program.
+        _servers.clear()
+        raise
 
 
 _runner = Runner(start)
