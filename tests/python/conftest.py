@@ -5,6 +5,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,9 @@ os.environ["GPUPOOL_RUNTIME"] = "host"
 os.environ["GPUPOOL_HOST_DEVICES"] = "2"
 
 import gpupool
+from forks import Machine
 from gpupool import _native
+from programs.shared.libraries import CUDA_LIBRARIES
 from waiting import wait_until
 
 # `make test &` of a script starts with SIGINT ignored, and the programs that tests interrupt would inherit that.
@@ -89,3 +92,16 @@ def make_pool() -> Iterator[Callable[..., gpupool.HandlePool]]:
     yield make
     for pool in pools:
         pool.close()
+
+
+@pytest.fixture
+def machine_of(tmp_path: Path) -> Callable[..., Machine]:
+    """Make a machine that has libraries of one platform."""
+
+    def make(*names: str) -> Machine:
+        machine = Machine("cuda" if names[0] in CUDA_LIBRARIES else "hip", tmp_path)
+        for name in names:
+            machine.install(name)
+        return machine
+
+    return make

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import gpupool
 import machines
-from processes import environment_with, succeeded
-from running import PLACES, PROGRAMS, SHARED
+from processes import environment_with
+from running import SHARED, Runner
 
 SERVER = SHARED / "fork_server.py"
 # What most programs import.
@@ -101,7 +101,7 @@ def _server(*what: object) -> Server:
 
 
 def start(
-    program: str,
+    program: str | Path,
     *arguments: object,
     flags: tuple[str, ...] = (),
     modules: tuple[str, ...] = (),
@@ -112,39 +112,20 @@ def start(
     environment = environment_with(FOLDERS, **variables)
     at_start = {name: value for name, value in environment.items() if name.startswith(READ_AT_THE_START)}
     del at_start["PYTHONPATH"]
-    server = _server(flags, (*IMPORTED, *modules), frozenset(at_start.items()))
-    place = program if program == "-m" else str(PROGRAMS / program)
-    return server.run(place, list(map(str, arguments)), environment, timeout)
+    of_command = COMMAND if (program, *arguments[:1]) == ("-m", "gpupool") else ()
+    server = _server(flags, (*IMPORTED, *of_command, *modules), frozenset(at_start.items()))
+    try:
+        return server.run(str(program), list(map(str, arguments)), environment, timeout)
+    except BaseException:
+        # Its next answers would be those of this program.
+        _servers.clear()
+        raise
 
 
-def start_program(name: str, *arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
-    """Run a program."""
-    return start(name, *arguments, **options)
-
-
-def run_program(name: str, *arguments: object, **options: object) -> str:
-    """Run a program, which must succeed and complain of nothing; return what it printed."""
-    return succeeded(start(name, *arguments, **options))
-
-
-def start_bare_program(name: str, *arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
-    """Run a program where no package is installed other than gpupool and those of PYTHONPATH."""
-    return start(name, *arguments, flags=("-S",), **{**dict.fromkeys(PLACES), **options})
-
-
-def run_bare_program(name: str, *arguments: object, **options: object) -> str:
-    """Run a program as `start_bare_program` does; it must succeed and complain of nothing. Return what it printed."""
-    return succeeded(start_bare_program(name, *arguments, **options))
-
-
-def start_command(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
-    """Run gpupool's command line."""
-    return start("-m", "gpupool", *arguments, modules=COMMAND, **options)
-
-
-def start_bare_command(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
-    """Run gpupool's command line where no package is installed other than gpupool and those of PYTHONPATH."""
-    return start_bare_program("-m", "gpupool", *arguments, modules=COMMAND, **options)
+_runner = Runner(start)
+start_program, run_program = _runner.start_program, _runner.run_program
+start_bare_program, run_bare_program = _runner.start_bare_program, _runner.run_bare_program
+start_command, start_bare_command = _runner.start_command, _runner.start_bare_command
 
 
 @functools.cache

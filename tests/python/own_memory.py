@@ -1,5 +1,6 @@
 """What tests of pools share: an allocator of one's own, a limit to the byte, work on a stream, and other threads."""
 
+import ctypes
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -29,6 +30,14 @@ class Allocator:
 
     def pool(self, **arguments):
         return gpupool.MemPool((self.malloc, self.free), **arguments)
+
+
+def c_functions(malloc, free, kind=ctypes.CFUNCTYPE):
+    """Return functions of C that allocate and free, called without the GIL, or by PYFUNCTYPE with it."""
+    return (
+        kind(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(malloc),
+        kind(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(free),
+    )
 
 
 def leave(nbytes):

@@ -2,10 +2,13 @@
 
 import ast
 import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import gpupool
 from processes import start_python, succeeded
+from programs.shared.fork_server import is_asked_for_functions
 
 PROGRAMS = Path(__file__).parent / "programs"
 # What programs share.
@@ -24,45 +27,76 @@ def functions_of(name: str, *left_out: str) -> list[str]:
     return [function for function in names if function not in left_out]
 
 
+def cases_of(name: str) -> list[str]:
+    """Return the names in a program's table of cases."""
+    module = ast.parse((PROGRAMS / name).read_text())
+    (table,) = (
+        node.value for node in module.body if isinstance(node, ast.Assign) and ast.unparse(node).startswith("CASES ")
+    )
+    return [ast.literal_eval(key) for key in table.keys]
+
+
 # For a program that is to find no GPU, and does not look at the warning.
 NO_GPU = {"PYTHONWARNINGS": "ignore:no GPU was found:RuntimeWarning"}
 
 
-def start_program(name: str, *arguments: object, **variables: str | None) -> subprocess.CompletedProcess[str]:
-    """Run a program, with variables added to its environment; None removes one."""
-    return _start(PROGRAMS / name, *arguments, **variables)
+@dataclass(frozen=True)
+class Runner:
+    """Runs programs by a function that starts Python with a program, or with `-m` and a module's name.
+
+    Variables are added to the environment, and None removes one. Where it is bare, no package is installed other than
+    gpupool and those of PYTHONPATH. What is run must succeed and complain of nothing; what it printed is returned.
+    """
+
+    start: Callable[..., subprocess.CompletedProcess[str]]
+
+    def start_program(self, name: str, *arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
+        """Start a program, for the function that the first argument names if there is one, and wait for its end."""
+        return self.start(PROGRAMS / name, *arguments, **options)
+
+    def run_program(self, name: str, *arguments: object, **options: object) -> str:
+        """Run a program."""
+        return succeeded(self.start_program(name, *arguments, **options))
+
+    def start_bare_program(self, name: str, *arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
+        """Start a program where it is bare."""
+        return self._start_bare(PROGRAMS / name, *arguments, **options)
+
+    def run_bare_program(self, name: str, *arguments: object, **options: object) -> str:
+        """Run a program where it is bare."""
+        return succeeded(self.start_bare_program(name, *arguments, **options))
+
+    def start_command(self, *arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
+        """Start gpupool's command line."""
+        return self.start("-m", "gpupool", *arguments, **options)
+
+    def start_bare_command(self, *arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
+        """Start gpupool's command line where it is bare."""
+        return self._start_bare("-m", "gpupool", *arguments, **options)
+
+    def _start_bare(self, *arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
+        return self.start(*arguments, flags=("-S",), **{**dict.fromkeys(PLACES), **options})
 
 
-def run_program(name: str, *arguments: object, **variables: str | None) -> str:
-    """Run a program, which must succeed and complain of nothing; return what it printed."""
-    return succeeded(start_program(name, *arguments, **variables))
+def run_example(name: str, *arguments: object, **variables: str | None) -> list[str]:
+    """Run an example, which must succeed and complain of nothing; return the lines that it printed."""
+    example = PROGRAMS.parents[2] / "examples" / f"{name}.py"
+    variables = {"GPUPOOL_RUNTIME": "host", **variables}
+    return succeeded(_start(example, *arguments, timeout=110, **variables)).splitlines()
 
 
-def start_bare_program(name: str, *arguments: object, **variables: str | None) -> subprocess.CompletedProcess[str]:
-    """Run a program where no package is installed other than gpupool and those of PYTHONPATH."""
-    return _start_bare(PROGRAMS / name, *arguments, **variables)
-
-
-def run_bare_program(name: str, *arguments: object, **variables: str | None) -> str:
-    """Run a program as `start_bare_program` does; it must succeed and complain of nothing. Return what it printed."""
-    return succeeded(start_bare_program(name, *arguments, **variables))
-
-
-def start_command(*arguments: object, **variables: str | None) -> subprocess.CompletedProcess[str]:
-    """Run gpupool's command line."""
-    return _start("-m", "gpupool", *arguments, **variables)
-
-
-def start_bare_command(*arguments: object, **variables: str | None) -> subprocess.CompletedProcess[str]:
-    """Run gpupool's command line where no package is installed other than gpupool and those of PYTHONPATH."""
-    return _start_bare("-m", "gpupool", *arguments, **variables)
-
-
-def _start(*arguments: object, **variables: str | None) -> subprocess.CompletedProcess[str]:
+def _start(
+    *arguments: object, flags: tuple[str, ...] = (), timeout: float = 60, **variables: str | None
+) -> subprocess.CompletedProcess[str]:
+    program, *asked = arguments
+    if asked and isinstance(program, Path) and is_asked_for_functions(program):
+        arguments = (SHARED / "case.py", *arguments)
     # Whatever PYTHONPATH says.
     folders = [SHARED, Path(gpupool.__file__).parents[1]]
-    return start_python(*arguments, folders=folders, **variables)
+    return start_python(*flags, *arguments, folders=folders, timeout=timeout, **variables)
 
 
-def _start_bare(*arguments: object, **variables: str | None) -> subprocess.CompletedProcess[str]:
-    return _start("-S", *arguments, **{**dict.fromkeys(PLACES), **variables})
+_runner = Runner(_start)
+start_program, run_program = _runner.start_program, _runner.run_program
+start_bare_program, run_bare_program = _runner.start_bare_program, _runner.run_bare_program
+start_command, start_bare_command = _runner.start_command, _runner.start_bare_command

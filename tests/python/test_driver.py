@@ -2,16 +2,13 @@
 
 import pytest
 from abi import build_stub
-from forks import Machine
 from running import NO_GPU, run_bare_program
 
 
 @pytest.fixture
-def machine(tmp_path):
+def machine(machine_of):
     """Return a machine with a driver of one device, and cuSPARSE."""
-    machine = Machine("cuda", tmp_path)
-    machine.install("cusparse")
-    return machine
+    return machine_of("cusparse")
 
 
 @pytest.fixture

@@ -101,21 +101,6 @@ def test_a_buffer_that_is_freed_while_others_use_it_is_either_there_or_not():
             assert stats.live_blocks == stats.waiting_blocks
 
 
-def test_words_of_threads_that_share_a_stream_are_their_own():
-    stream = gpupool.Stream()
-
-    def work(number: int) -> int:
-        wrong = 0
-        for turn in range(ROUNDS):
-            word = bytes([number, turn % 256]) * 256
-            buffer = gpupool.empty(512 << (turn % 8), stream)
-            buffer.copy_from(word + bytes(buffer.nbytes - 512))
-            wrong += bytes(buffer)[:512] != word
-        return wrong
-
-    assert at_once(*[lambda number=number: work(number) for number in range(THREADS)]) == [0] * THREADS
-
-
 def test_a_pool_that_is_closed_while_others_allocate_loses_nothing():
     stream = gpupool.Stream()
     before = gpupool.memory_stats().live_blocks
@@ -132,38 +117,6 @@ def test_a_pool_that_is_closed_while_others_allocate_loses_nothing():
     gc.collect()
     after = gpupool.memory_stats()
     assert after.live_blocks - after.waiting_blocks <= before
-
-
-def test_each_thread_has_a_handle_of_its_own():
-    stream = gpupool.Stream()
-    barrier = threading.Barrier(THREADS)
-
-    def work() -> int:
-        handle = {int(gpupool.simulated.handle(stream)) for _ in range(ROUNDS)}
-        barrier.wait()
-        (one,) = handle
-        return one
-
-    assert len(set(at_once(*[work] * THREADS))) == THREADS
-
-
-def test_leases_of_one_pool_are_distinct_while_they_last():
-    stream = gpupool.Stream()
-    held: set[int] = set()
-    lock = threading.Lock()
-
-    def work() -> int:
-        twice = 0
-        for _ in range(ROUNDS):
-            with gpupool.simulated.lease(stream) as lease:
-                with lock:
-                    twice += int(lease) in held
-                    held.add(int(lease))
-                with lock:
-                    held.discard(int(lease))
-        return twice
-
-    assert at_once(*[work] * THREADS) == [0] * THREADS
 
 
 def test_pinned_memory_that_is_viewed_is_not_freed_under_the_view():

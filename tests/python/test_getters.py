@@ -48,6 +48,14 @@ def test_the_limit_of_all_devices():
     assert gpupool._native.get_memory_limit() == (None, None)
 
 
+def test_the_fraction_of_each_device():
+    try:
+        gpupool.set_per_process_memory_fraction(0.25, 1)
+        assert [gpupool.get_per_process_memory_fraction(device) for device in (0, 1)] == [1.0, 0.25]
+    finally:
+        gpupool.set_per_process_memory_fraction(1.0, 1)
+
+
 def test_the_callbacks_in_the_order_in_which_they_are_called():
     def first(device, nbytes):
         return False

@@ -2,23 +2,10 @@
 
 import pytest
 from abi import build_library
-from forks import Machine
-from programs.shared.libraries import CUDA_LIBRARIES, LIBRARIES
+from programs.shared.libraries import LIBRARIES
 from running import functions_of
 
 WITH_SETTINGS = [name for name, library in LIBRARIES.items() if library.settings]
-
-
-@pytest.fixture
-def machine_of(tmp_path):
-    """Return a machine with a library."""
-
-    def machine_of(name):
-        machine = Machine("cuda" if name in CUDA_LIBRARIES else "hip", tmp_path)
-        machine.install(name)
-        return machine
-
-    return machine_of
 
 
 @pytest.mark.parametrize("name", WITH_SETTINGS)

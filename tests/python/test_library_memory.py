@@ -2,17 +2,13 @@
 
 import pytest
 from abi import build_library
-from forks import Machine
 from programs.shared.libraries import LIBRARIES
 from running import functions_of
 
 
 @pytest.fixture
-def machine(tmp_path):
-    """Return a machine with cuDSS."""
-    machine = Machine("cuda", tmp_path)
-    machine.install("cudss")
-    return machine
+def machine(machine_of):
+    return machine_of("cudss")
 
 
 @pytest.fixture(params=["0", "1"], ids=["plain", "virtual"])
@@ -38,21 +34,14 @@ def test_lifetimes(run, function):
     run("lifetimes.py", function)
 
 
-def test_a_limit_or_a_full_device_fails_the_call_and_nothing_else(run):
-    run("taking.py", "a_limit_or_a_full_device_fails_the_call_and_nothing_else", FAKE_MEMORY_MIB="1024")
-
-
 @pytest.mark.parametrize(
     "function",
     functions_of(
-        "library_memory/taking.py",
-        "a_limit_or_a_full_device_fails_the_call_and_nothing_else",
-        "a_refusal_names_the_function_and_loses_no_handle",
-        "arguments_that_cannot_be_right",
+        "library_memory/taking.py", "a_refusal_names_the_function_and_loses_no_handle", "arguments_that_cannot_be_right"
     ),
 )
 def test_taking(run, function):
-    run("taking.py", function)
+    run("taking.py", function, FAKE_MEMORY_MIB="1024")
 
 
 @pytest.mark.parametrize("then", ["none", "pool"])
@@ -74,14 +63,14 @@ def test_pinned_memory_by_its_handler(run, function):
     run("pinned.py", function)
 
 
-def test_a_refusal_names_the_function_and_loses_no_handle(machine):
-    machine.run("library_memory/taking.py", "a_refusal_names_the_function_and_loses_no_handle")
-
-
 def test_what_cannot_be_told_says_so(machine):
     build_library("cudss", machine.site_packages / LIBRARIES["cudss"].file, without="SET_MEMORY")
     machine.install("cusparse")
-    machine.run("library_memory/unable.py", FAKE_VMM="1")
+    machine.run("library_memory/unable.py", "main", FAKE_VMM="1")
+
+
+def test_a_refusal_names_the_function_and_loses_no_handle(machine):
+    machine.run("library_memory/taking.py", "a_refusal_names_the_function_and_loses_no_handle")
 
 
 def test_arguments_that_cannot_be_right(machine):
@@ -93,17 +82,10 @@ def test_arguments_that_cannot_be_right(machine):
 STAYS = ("a_handler_that_stays_ends_the_handle", "an_owners_handler_is_told_where_it_cannot_go")
 
 
-@pytest.mark.parametrize("function", functions_of("library_memory/quantum.py", *STAYS))
+@pytest.mark.parametrize("function", functions_of("library_memory/quantum.py"))
 @pytest.mark.parametrize("name", ["custatevec", "cutensornet"])
-def test_memory_for_the_time_of_a_call(tmp_path, name, function):
-    machine = Machine("cuda", tmp_path)
-    machine.install(name)
-    machine.run("library_memory/quantum.py", function, name, FAKE_VMM="1")
-
-
-@pytest.mark.parametrize("function", STAYS)
-@pytest.mark.parametrize("name", ["custatevec", "cutensornet"])
-def test_a_handler_that_cannot_be_taken_off(tmp_path, name, function):
-    machine = Machine("cuda", tmp_path)
-    build_library(name, machine.site_packages / LIBRARIES[name].file, handler_stays=7)
+def test_memory_for_the_time_of_a_call(machine_of, name, function):
+    machine = machine_of(name)
+    if function in STAYS:
+        build_library(name, machine.site_packages / LIBRARIES[name].file, handler_stays=7)
     machine.run("library_memory/quantum.py", function, name, FAKE_VMM="1")

@@ -1,18 +1,18 @@
-"""MemPool as programs for PyTorch call it: its arguments, ids, blocks, subclasses, and its end."""
+"""MemPool as programs for PyTorch call it: its arguments, ids, blocks, graphs, subclasses, and its end."""
 
-import contextlib
-import ctypes
 import gc
 import inspect
-import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import gpupool
 import pytest
-from own_memory import MIB, Allocator, allocate_in, capturing, other_thread
+from own_memory import MIB, Allocator, allocate_in, c_functions, capturing, leave, other_thread
+from waiting import in_thread
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
+NONE = (0, 0)
 
 # What torch.cuda of PyTorch 2.11 takes: names, order and defaults.
 TORCH = {
@@ -52,28 +52,27 @@ def test_the_device_of_a_block_is_its_pools():
 # ---- ids ----
 
 
-def test_ids_for_graphs_are_asked_for_by_either_name():
-    assert gpupool.graph_pool_handle(False)[1] == gpupool.graph_pool_handle(is_user_created=False)[1] == 0
-    assert gpupool.graph_pool_handle(is_user_created=True)[0] == gpupool.graph_pool_handle()[0] == 0
+def test_ids_for_graphs_and_for_users_are_counted_apart():
+    users = [gpupool.graph_pool_handle(), gpupool.MemPool().id, gpupool.graph_pool_handle(is_user_created=True)]
+    graphs = [gpupool.graph_pool_handle(False), gpupool.graph_pool_handle(is_user_created=False)]
+    assert {zero for zero, _ in users} == {zero for _, zero in graphs} == {0}
+    assert users == sorted(set(users))
+    assert graphs[1][0] == graphs[0][0] + 1
+    assert gpupool.MemPool(is_user_created=False).id == (graphs[1][0] + 1, 0)
+    with ThreadPoolExecutor(4) as executor:
+        lists = list(executor.map(lambda _: [gpupool.MemPool().id for _ in range(50)], range(4)))
+    assert len({pool_id for ids in lists for pool_id in ids}) == 200
 
 
-def test_a_pool_for_graphs_has_what_others_have():
-    own = Allocator()
-    pool = own.pool(is_user_created=False, limit=8 * MIB, no_split=True)
-    ahead = gpupool.graph_pool_handle(is_user_created=False)
-    assert (pool.id[1], ahead) == (0, (pool.id[0] + 1, 0))
-    assert (pool.limit, pool.no_split) == (8 * MIB, True)
-    assert allocate_in(pool, 4 * MIB).pool_id == pool.id
-    with pytest.raises(gpupool.OutOfMemory):
-        allocate_in(pool, 9 * MIB)
-    # A graph that was captured into it by its id keeps its memory until its release.
-    pool.trim()
-    gpupool.torch.begin_allocate_to_pool(0, pool.id)
-    gpupool.empty(4 * MIB)
-    gpupool.torch.end_allocate_to_pool(0, pool.id)
-    assert (pool.use_count(), pool.trim(), len(own.live)) == (2, 0, 1)
-    gpupool.torch.release_pool(0, pool.id)
-    assert (pool.use_count(), pool.trim(), own.live) == (1, 4 * MIB, {})
+def test_pools_by_id():
+    pool_id = gpupool.graph_pool_handle()
+    gpupool.torch.begin_allocate_to_pool(0, pool_id)
+    assert gpupool.empty(MIB).pool_id == pool_id
+    gpupool.torch.end_allocate_to_pool(0, pool_id)
+    assert gpupool.torch.pool_use_count(0, pool_id) == 1
+    gpupool.torch.release_pool(0, pool_id)
+    with pytest.raises(gpupool.InvalidValue):
+        gpupool.torch.begin_allocate_to_pool(0, NONE)
 
 
 CALLS = {
@@ -114,7 +113,11 @@ def test_a_snapshot_of_one_pool():
         light = gpupool.memory_snapshot(include_traces=False)
         assert light["device_traces"] == [[], []]
         assert light["handle_events"] == []
-        assert {segment["segment_pool_id"] for segment in light["segments"]} >= {pool.id, other.id}
+        assert {segment["segment_pool_id"] for segment in light["segments"]} == {pool.id, other.id}
+        blocks = {block["address"]: block for segment in other.snapshot() for block in segment["blocks"]}
+        told = blocks.pop(buffers[1].ptr)
+        assert (told["requested_size"], told["state"]) == (MIB, "active_allocated")
+        assert {block["state"] for block in blocks.values()} <= {"inactive"}
         # As in PyTorch, the id of no pool asks for every pool.
         assert gpupool.memory_snapshot((0, 0), False)["segments"] == light["segments"]
         assert gpupool.memory_snapshot(gpupool.graph_pool_handle())["segments"] == []
@@ -131,36 +134,156 @@ def test_a_snapshot_of_one_pool():
 # ---- `with pool:` ----
 
 
-def test_a_pool_is_a_block_of_its_own():
-    first, second = gpupool.MemPool(), gpupool.MemPool()
-    with first as entered, second, first:
-        assert entered is first
-        assert (gpupool.empty(MIB).pool_id, first.use_count()) == (first.id, 3)
-        with other_thread() as run, second:
-            assert run(gpupool.empty, MIB).pool_id == (0, 0)
-            run(first.__enter__)
+def test_scopes_nest_count_and_are_their_threads_own():
+    first, second = gpupool.MemPool(), gpupool.MemPool(device=0)
+    scope = gpupool.use_mem_pool(second)
+    with first as entered, scope as of_scope, first, other_thread() as run:
+        assert (entered, of_scope) == (first, second)
+        assert (gpupool.empty(MIB).pool_id, first.use_count(), second.use_count()) == (first.id, 3, 2)
+        for _ in range(2):
+            assert run(gpupool.empty, MIB).pool_id == NONE
+        run(first.__enter__)
+        with second:
             assert (run(gpupool.empty, MIB).pool_id, gpupool.empty(MIB).pool_id) == (first.id, second.id)
-            run(first.__exit__, None, None, None)
-            with pytest.raises(gpupool.InvalidValue, match="on a thread that did not enter it"):
-                run(first.__exit__, None, None, None)
-    assert (first.use_count(), second.use_count(), gpupool.empty(MIB).pool_id) == (1, 1, (0, 0))
+        run(first.__exit__, None, None, None)
+        with gpupool.use_mem_pool(first):
+            for block, name in ((first, "MemPool"), (scope, "use_mem_pool")):
+                with pytest.raises(gpupool.InvalidValue, match=f"{name}.* on a thread that did not enter it"):
+                    run(block.__exit__, None, None, None)
+        # Left in another order, those that remain serve.
+        for each in (second, first):
+            each.__enter__()
+        second.__exit__(None, None, None)
+        assert gpupool.empty(MIB).pool_id == first.id
+        first.__exit__(None, None, None)
+        # A thread takes a scope in by a token.
+        carried = gpupool.use_mem_pool(first.token())
+        run(carried.__enter__)
+        assert run(gpupool.empty, MIB).pool_id == first.id
+        run(carried.__exit__, None, None, None)
+    assert (first.use_count(), second.use_count(), gpupool.empty(MIB).pool_id) == (1, 1, NONE)
+    with pytest.raises(RuntimeError), first:
+        raise RuntimeError
+    assert first.use_count() == 1
 
 
-def test_threads_are_in_a_pools_block_at_once():
-    pool, barrier, ids = gpupool.MemPool(), threading.Barrier(4), []
+def test_a_thread_that_ends_inside_a_scope_leaves_it():
+    pool = gpupool.MemPool()
+    scope, capture = gpupool.use_mem_pool(pool), pool.capture(gpupool.Stream())
 
-    def work():
-        with pool:
-            barrier.wait()
-            ids.append(gpupool.empty(MIB).pool_id)
-            barrier.wait()
+    def enter():
+        scope.__enter__()
+        capture.__enter__()
+        counts.append(pool.use_count())
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (ids, pool.use_count()) == ([pool.id] * 4, 1)
+    counts = []
+    in_thread(enter)
+    assert (counts, pool.use_count()) == ([3], 1)
+    # What is dropped without having been left on its own thread is left there too.
+    for make in (lambda: gpupool.use_mem_pool(pool), lambda: pool.capture(gpupool.Stream())):
+        dropped = make()
+        dropped.__enter__()
+        assert pool.use_count() == 2
+        del dropped
+        assert (pool.use_count(), gpupool.empty(MIB).pool_id) == (1, NONE)
+
+
+def test_a_pool_allocates_without_a_block():
+    pool, other = gpupool.MemPool(limit=4 * MIB), gpupool.MemPool(device=1)
+    with gpupool.MemPool() as around:
+        buffer = pool.empty(1000)
+        assert (buffer.pool_id, buffer.nbytes, buffer.device) == (pool.id, 1000, 0)
+        assert gpupool.empty(8 * MIB).pool_id == around.id
+        assert gpupool.empty_cache() >= 8 * MIB
+    stream = gpupool.Stream(1)
+    assert (other.empty(1000).device, other.empty(1000, stream).stream) == (1, stream.ptr)
+    with pytest.raises(gpupool.InvalidValue, match="belongs to device 1, not to device 0"):
+        pool.empty(1000, stream)
+    with pytest.raises(gpupool.OutOfMemory):
+        pool.empty(8 * MIB)
+    pool.limit = None
+    assert pool.empty(8 * MIB).pool_id == pool.id
+    assert pool.use_count() == 1
+
+
+def test_a_reserve_is_the_pools_from_birth():
+    pool = gpupool.MemPool(reserve=63 * MIB)
+    assert (pool.reserve, pool.stats().reserved_bytes, pool.trim()) == (64 * MIB, 64 * MIB, 0)
+    leave(30 * MIB)
+    with pytest.raises(gpupool.OutOfMemory) as caught:
+        gpupool.MemPool(reserve=64 * MIB)
+    assert caught.value.requested_bytes == 64 * MIB
+    for kind in ({"no_split": True}, {"segments": True}, {"limit": MIB}, {"allocator": (lambda *_: 0, lambda *_: 0)}):
+        with pytest.raises(gpupool.InvalidValue):
+            gpupool.MemPool(reserve=2 * MIB, **kind)
+
+
+# ---- graphs ----
+
+
+def test_a_pools_graphs_use_it_until_they_are_reset_or_dropped():
+    pool, stream = gpupool.MemPool(), gpupool.Stream()
+    capture, graphs, addresses = pool.capture(stream), [], set()
+    with capture as memory, pytest.raises(gpupool.InvalidValue, match="entered before"):
+        capture.__enter__()
+    memory.reset()
+    for _ in range(3):
+        with capturing(pool, stream) as memory:
+            kept = gpupool.empty(4 * MIB, stream)
+            addresses.add(kept.ptr)
+        # What dies after its capture is the graphs' as well, and serves the next one.
+        del kept
+        graphs.append(memory)
+    assert len(addresses) == 1
+    assert {graph.pool_id for graph in graphs} == {pool.id}
+    assert (pool.use_count(), pool.trim(), pool.stats().reserved_bytes) == (4, 0, 4 * MIB)
+    assert allocate_in(pool, 4 * MIB, stream).ptr not in addresses
+    pool.trim()
+    for _ in range(2):
+        graphs[0].reset()
+    del graphs[1], memory
+    third = graphs.pop()
+    assert (pool.use_count(), pool.trim()) == (2, 0)
+    del pool, capture
+    assert gpupool.empty_cache() == 0
+    third.reset()
+    gpupool.empty_cache()
+    assert gpupool.memory_stats().reserved_bytes == 0
+
+
+def test_a_failed_capture_releases_everything():
+    pool, stream = gpupool.MemPool(), gpupool.Stream()
+    capture = pool.capture(stream)
+    capture.__enter__()
+    gpupool.empty(4 * MIB, stream)
+    capture.__exit__(RuntimeError, RuntimeError(), None)
+    assert (pool.use_count(), pool.trim(), pool.stats().reserved_bytes) == (1, 4 * MIB, 0)
+
+
+def test_a_capture_keeps_its_pool():
+    capture = gpupool.MemPool().capture(gpupool.Stream())
+    with capture as memory:
+        assert gpupool.empty(MIB).pool_id == memory.pool_id
+
+
+def test_a_capture_whose_generator_another_thread_ends_routes_no_more():
+    pool, side, stream = gpupool.MemPool(), gpupool.MemPool(), gpupool.Stream()
+
+    def captured():
+        with pool.capture(stream):
+            with side:
+                gpupool.empty(MIB, stream).free()
+            yield
+
+    generator = captured()
+    next(generator)
+    assert (pool.use_count(), side.use_count(), gpupool.empty(MIB, stream).pool_id) == (2, 2, pool.id)
+    with other_thread() as run:
+        with pytest.raises(gpupool.InvalidValue, match="left on a thread that did not enter it"):
+            run(generator.close)
+        del generator
+        gc.collect()
+    assert (pool.use_count(), side.use_count(), gpupool.empty(MIB, stream).pool_id) == (1, 1, NONE)
 
 
 # ---- close ----
@@ -197,30 +320,13 @@ def test_a_closed_pool_serves_nothing_more():
     assert (own.live, pool.trim(), pool.snapshot()) == ({}, 0, [])
 
 
-def test_a_pool_is_closed_at_the_end_of_a_block():
-    with contextlib.closing(gpupool.MemPool()) as pool, pool:
-        gpupool.empty(MIB)
-    assert pool.stats().reserved_bytes == 0
-
-
-def test_a_graph_keeps_a_closed_pools_memory():
-    pool, stream = gpupool.MemPool(), gpupool.Stream()
-    with capturing(pool, stream) as memory:
-        gpupool.empty(4 * MIB, stream)
-    assert pool.close() == 0
-    assert pool.stats().reserved_bytes == 4 * MIB
-    memory.reset()
-    assert pool.stats().reserved_bytes == 0
-
-
 def test_functions_that_feed_from_a_closed_pool_give_nothing_and_serve_no_other():
     pool = gpupool.MemPool()
-    malloc, _ = gpupool.c_api.feed(pool)
+    functions = gpupool.c_api.feed(pool)
     pool.close()
     others = [gpupool.MemPool() for _ in range(3)]
-    assert malloc not in [gpupool.c_api.feed(other)[0] for other in others]
-    function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(malloc)
-    assert function(MIB, 0, None) is None
+    assert functions[0] not in [gpupool.c_api.feed(other)[0] for other in others]
+    assert c_functions(*functions)[0](MIB, 0, None) is None
 
 
 # ---- subclasses, attributes, weak references ----

@@ -77,50 +77,12 @@ def test_a_callable_that_raises_is_the_cause_and_the_pool_goes_on(make_pool):
     assert (stats.created, stats.held, stats.failures) == (1, 1, 1)
 
 
-def test_keyboard_interrupt_passes_as_it_is(make_pool):
-    def create():
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        make_pool(create=create).handle()
-
-
-def test_set_stream_that_raises_loses_no_handle(make_pool):
-    broken = []
-
-    def set_stream(handle, stream):
-        if broken:
-            raise OSError("broken")
-
-    pool = make_pool(set_stream=set_stream)
-    broken.append(True)
-    with pytest.raises(gpupool.LibraryError, match="set_stream failed with OSError"):
-        pool.handle()
-    assert pool.stats().idle == 1
-    broken.clear()
-    handle = pool.handle()
-    broken.append(True)
-    with pytest.raises(gpupool.LibraryError, match="set_stream failed with OSError"):
-        pool.handle()
-    broken.clear()
-    assert pool.handle() == handle
-    stats = pool.stats()
-    assert (stats.created, stats.held, stats.idle, stats.failures) == (1, 1, 0, 2)
-
-
 @pytest.mark.parametrize("answer", [0, None, -1, 2**64, "x"])
 def test_create_that_answers_no_handle(make_pool, answer):
     pool = make_pool(create=lambda: answer)
     with pytest.raises(gpupool.LibraryError, match="test: create failed with"):
         pool.handle()
     assert pool.stats().created == 0
-
-
-def test_a_callback_may_use_other_pools(make_pool):
-    inner = make_pool()
-    outer = make_pool(create=lambda: inner.handle() + 1, set_stream=lambda handle, stream: inner.handle(stream))
-    stream = gpupool.Stream()
-    assert outer.handle(stream) == inner.handle(stream) + 1
 
 
 def test_a_callback_that_asks_its_own_pool_ends_in_an_error_or_a_handle(make_pool):
@@ -184,9 +146,6 @@ def test_a_closed_pool(make_pool):
             call()
     assert not pool.available
     assert pool.close() == 0
-
-
-def test_a_shared_pool_cannot_be_closed():
     with pytest.raises(gpupool.InvalidValue, match="shared by the whole process"):
         gpupool.simulated.close()
 

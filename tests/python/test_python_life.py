@@ -1,12 +1,12 @@
 """How gpupool's objects live and end in Python: copies, weak references, garbage, and what callbacks raise."""
 
 import asyncio
+import contextlib
 import copy
 import ctypes
 import gc
 import pickle
 import sys
-import threading
 import weakref
 
 import forks
@@ -319,22 +319,9 @@ def test_the_end_of_segments_is_told_where_the_pool_is_collected():
 
 
 def test_a_range_that_an_array_shares_still_tells_of_its_pages():
-    taken = []
-
-    class Listening:
-        """Follows the pages of a range that it keeps."""
-
-        def __init__(self):
-            self.pool = gpupool.MemPool(limit=2 * PAGE)
-            self.range = self.pool.reserve_range(2 * PAGE)
-            self.range.on_discard(self.take)
-
-        def take(self, pages):
-            taken.extend(pages)
-
-    listening = Listening()
-    token = listening.pool.token()
-    listening.range.commit([0, 1], gpupool.Stream(), priority=0)
+    listening = Registered()
+    taken, token = listening.taken, listening.cut.token()
+    listening.range.commit(range(4), gpupool.Stream(), priority=0)
     gone, shared = weakref.ref(listening), listening.range.__dlpack__()
     del listening
     gc.collect()
@@ -585,14 +572,16 @@ def current():
 NONE = (0, 0)
 
 
-def test_a_generator_that_another_thread_ends_ends_the_block_of_the_thread_that_entered_it():
-    def enter():
-        with pool, stream:
-            yield current()
+def entered(outer, inner):
+    """Be in the scopes until the generator ends, and give what is current in them."""
+    with outer, inner:
+        yield current()
 
+
+def test_a_generator_that_another_thread_ends_ends_the_block_of_the_thread_that_entered_it():
     pool, other, stream = gpupool.MemPool(), gpupool.MemPool(), gpupool.Stream()
     before = current()
-    generator = enter()
+    generator = entered(pool, stream)
     inside = next(generator)
     assert inside == (pool.id, stream.ptr)
     assert current() == inside
@@ -614,12 +603,8 @@ def test_a_generator_that_another_thread_ends_ends_the_block_of_the_thread_that_
 
 
 def test_a_scope_for_all_threads_ends_with_its_generator_on_another():
-    def enter():
-        with gpupool.use_mem_pool(pool, all_threads=True):
-            yield
-
     pool = gpupool.MemPool()
-    generator = enter()
+    generator = entered(gpupool.use_mem_pool(pool, all_threads=True), contextlib.nullcontext())
     next(generator)
     with other_thread() as run, other_thread() as third:
         assert third(current)[0] == pool.id
@@ -629,20 +614,11 @@ def test_a_scope_for_all_threads_ends_with_its_generator_on_another():
 
 
 def test_a_generator_whose_thread_is_gone_can_be_ended():
-    def enter():
-        with pool:
-            yield
-
-    pool, generators = gpupool.MemPool(), []
-
-    def work():
-        generators.append(enter())
-        next(generators[0])
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    generators[0].close()
+    pool = gpupool.MemPool()
+    generator = entered(pool, contextlib.nullcontext())
+    with other_thread() as run:
+        run(next, generator)
+    generator.close()
     assert (current()[0], pool.use_count()) == (NONE, 1)
 
 

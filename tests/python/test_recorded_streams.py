@@ -24,27 +24,21 @@ MAKERS = {
     "empty_pinned": lambda: gpupool.empty_pinned(4096),
     "CuPy's": lambda: gpupool._native.CupyPinnedMemory(4096),
 }
+ENDS = {
+    **{f"the end of {name}": (make, list.clear) for name, make in MAKERS.items()},
+    **{f"a free of {name}": (MAKERS[name], lambda held: held[0].free()) for name in ("empty", "empty_pinned")},
+}
 
 
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_a_recorded_stream_lives_as_long_as_the_buffer(make):
-    buffer, stream = make(), FrameworkStream()
-    buffer.record_stream(stream)
+@pytest.mark.parametrize(("make", "end"), ENDS.values(), ids=ENDS)
+def test_a_recorded_stream_lives_until_the_buffer_is_freed(make, end):
+    held, stream = [make()], FrameworkStream()
+    for _ in range(2):
+        held[0].record_stream(stream)
     alive = weakref.ref(stream)
     del stream
     assert alive().is_asked
-    del buffer
-    assert alive() is None
-
-
-@pytest.mark.parametrize("make", [MAKERS["empty"], MAKERS["empty_pinned"]], ids=["empty", "empty_pinned"])
-def test_a_free_lets_the_streams_go(make):
-    buffer, stream = make(), FrameworkStream()
-    buffer.record_stream(stream)
-    buffer.record_stream(stream)
-    alive = weakref.ref(stream)
-    del stream
-    buffer.free()
+    end(held)
     assert alive() is None
 
 

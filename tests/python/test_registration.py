@@ -1,11 +1,9 @@
 """Segments that libraries register by their address, as ``MemPool.on_segment`` tells of them."""
 
 import gc
-import sys
 
 import gpupool
 import pytest
-from own_memory import Allocator
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -24,49 +22,31 @@ class Registered(dict):
 
 
 def test_segments_are_told_of_before_their_use_and_before_they_go():
-    pool, told = gpupool.MemPool(no_split=True), []
+    pool, told, registered = gpupool.MemPool(no_split=True), [], Registered()
     early = pool.empty(8 * MIB)
-    callback = pool.on_segment(told.append)
-    late = pool.empty(16 * MIB)
-    added = [(event.kind, event.address, event.nbytes) for event in told]
-    assert added == [("added", early.ptr, 8 * MIB), ("added", late.ptr, 16 * MIB)]
-    assert {(event.device, event.pool_id) for event in told} == {(0, pool.id)}
-    address = early.ptr
-    del early
-    assert gpupool.empty_cache() == 0
-    assert len(told) == 2
-    with pytest.raises(gpupool.Unavailable, match="on_segment"):
-        pool.sleep()
-    assert pool.trim() == 8 * MIB
-    assert (told[2].kind, told[2].address, len(told)) == ("removed", address, 3)
-    callback.remove()
+    with pool.on_segment(told.append) as callback, pool.on_segment(registered) as named:
+        assert "Registered" in repr(named)
+        assert "removed" not in repr(named)
+        late = pool.empty(16 * MIB)
+        added = [(event.kind, event.address, event.nbytes) for event in told]
+        assert added == [("added", early.ptr, 8 * MIB), ("added", late.ptr, 16 * MIB)]
+        assert {(event.device, event.pool_id) for event in told} == {(0, pool.id)}
+        text = f"kind='added', address={early.ptr:#x}, nbytes={8 * MIB}, device=0 (simulated), pool_id={pool.id}"
+        assert repr(told[0]) == f"gpupool.typing.SegmentEvent({text})"
+        again = []
+        pool.on_segment(again.append).remove()
+        assert again == told
+        assert hash(again[0]) == hash(told[0])
+        address = early.ptr
+        del early
+        with pytest.raises(gpupool.Unavailable, match="on_segment"):
+            pool.sleep()
+        assert pool.trim() == 8 * MIB
+        assert (told[2].kind, told[2].address, len(told)) == ("removed", address, 3)
     assert "removed" in repr(callback)
+    assert registered == {late.ptr: 16 * MIB}
     del late
     assert (pool.trim(), len(told)) == (16 * MIB, 3)
-
-
-def test_an_event_shows_what_it_is():
-    pool, told = gpupool.MemPool(no_split=True), []
-    with pool.on_segment(told.append):
-        buffer = pool.empty(2 * MIB)
-    text = f"kind='added', address={buffer.ptr:#x}, nbytes={2 * MIB}, device=0 (simulated), pool_id={pool.id}"
-    assert repr(told[0]) == f"gpupool.typing.SegmentEvent({text})"
-    again = []
-    pool.on_segment(again.append)
-    assert again == told
-    assert hash(again[0]) == hash(told[0])
-
-
-def test_a_with_block_ends_the_callback():
-    pool, registered = gpupool.MemPool(no_split=True), Registered()
-    with pool.on_segment(registered) as callback:
-        buffer = pool.empty(4 * MIB)
-        assert "Registered" in repr(callback)
-        assert "removed" not in repr(callback)
-    assert registered == {buffer.ptr: 4 * MIB}
-    assert "removed" in repr(callback)
-    pool.empty(8 * MIB)
-    assert len(registered) == 1
 
 
 def test_a_callback_is_told_though_what_on_segment_returned_is_gone_and_until_the_pool_is():
@@ -81,40 +61,6 @@ def test_a_callback_is_told_though_what_on_segment_returned_is_gone_and_until_th
     assert registered == {buffer.ptr: 4 * MIB}
     del buffer
     assert not registered
-
-
-@pytest.mark.parametrize("kind", [{"segments": True}, {"segments": True, "no_split": True}, {}])
-def test_segments_of_a_source_of_ones_own_are_told_of(kind):
-    own, registered = Allocator(), Registered()
-    pool = gpupool.MemPool(**kind) if kind else own.pool()
-    callback = pool.on_segment(registered)
-    buffer = pool.empty(4 * MIB)
-    assert any(start <= buffer.ptr < start + nbytes for start, nbytes in registered.items())
-    buffer.free()
-    pool.trim()
-    assert not registered
-    callback.remove()
-
-
-def test_a_callback_that_raises_fails_no_request(monkeypatch):
-    unraisable, registered = [], Registered()
-    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
-
-    def refuse(event):
-        raise OSError(f"cannot register {event.nbytes}")
-
-    pool = gpupool.MemPool(no_split=True)
-    pool.on_segment(refuse)
-    pool.on_segment(registered)
-    buffer = pool.empty(4 * MIB)
-    assert registered == {buffer.ptr: 4 * MIB}
-    assert [str(raised.exc_value) for raised in unraisable] == [f"cannot register {4 * MIB}"]
-    assert unraisable[0].object is refuse
-    buffer.free()
-    assert pool.trim() == 4 * MIB
-    assert not registered
-    # What was raised keeps the frames that it came through, and so the pool.
-    unraisable.clear()
 
 
 def test_a_pool_that_dies_under_an_exception_tells_of_its_segments():

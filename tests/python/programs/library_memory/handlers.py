@@ -1,6 +1,5 @@
 """Which handles take their memory from a pool: each that is given out, whatever its last owner set."""
 
-import sys
 import threading
 
 import gpupool
@@ -131,7 +130,3 @@ def without_it_the_next_owner_gets_the_library_s_own():
     pool.set_mem_pool(None)
     with pool.lease(stream) as handle:
         assert name_of(handle) is None, "setting no pool set a handler"
-
-
-if __name__ == "__main__":
-    globals()[sys.argv[1]](*sys.argv[2:])

@@ -3,7 +3,6 @@
 import atexit
 import ctypes
 import os
-import sys
 
 import gpupool
 from cudss import MIB, allocate, at, free, handler_of, keep, library, live, other, pool, stream, used
@@ -150,7 +149,3 @@ def a_forked_child_gets_a_status():
         assert allocate(handle) is None, "a child got memory"
         os._exit(0)
     assert exit_code_of(child) == 0, "the child failed"
-
-
-if __name__ == "__main__":
-    globals()[sys.argv[1]](*sys.argv[2:])

@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import sys
 
 import gpupool
 from cudss import MIB, Handler, at, library, other, pool, stream
@@ -66,7 +65,3 @@ def is_nothing_in_a_forked_child():
             os._exit(0 if refused else 1)
         assert exit_code_of(child) == 0, "a child used its parent's memory"
         assert handler.free(handler.context, at(address), MIB, on) == 0, "the memory could not be freed"
-
-
-if __name__ == "__main__":
-    globals()[sys.argv[1]](*sys.argv[2:])

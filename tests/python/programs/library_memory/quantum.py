@@ -73,31 +73,6 @@ def calls_take_from_the_pool_and_use_it_again():
     work.give_back(apart, address)
 
 
-def a_limit_fails_the_call_and_nothing_else():
-    mine = gpupool.MemPool(limit=8 * MIB)
-    work.pool.set_mem_pool(mine)
-    handle = work.pool.handle(stream)
-    held = work.take(handle, 6)
-    assert work.take(handle, 6) is None, "memory beyond the pool's limit"
-    work.give_back(handle, held, 6)
-    held = work.take(handle, 6)
-    assert held is not None, "after a refusal nothing can be had"
-    work.give_back(handle, held, 6)
-
-
-def memory_goes_back_to_where_it_came_from():
-    one, two = gpupool.MemPool(), gpupool.MemPool()
-    taken = []
-    for mem_pool in (None, one, two, None, one):
-        work.pool.set_mem_pool(mem_pool)
-        handle = work.pool.handle(stream)
-        taken.append(work.take(handle))
-    assert (live(one), live(two)) == (2, 1), f"the pools have {live(one)} and {live(two)} MiB"
-    for address in taken:
-        work.give_back(handle, address)
-    assert (live(one), live(two)) == (0, 0), "memory went back elsewhere"
-
-
 def a_handle_without_a_handler_is_never_told_to_drop_one():
     """No page of cuTensorNet's says what it does then."""
     mine = gpupool.MemPool()
@@ -152,17 +127,6 @@ def an_owners_handler_is_told_where_it_cannot_go():
     error = error_of(work.pool.handle, stream)
     assert f"{NAME}SetDeviceMemHandler failed with " in error, f"the call is not named: {error}"
     assert "Another handler of device memory was set for this handle" in error, f"the reason is not told: {error}"
-
-
-def a_handle_that_is_destroyed_gives_its_own_back():
-    mine = gpupool.MemPool()
-    work.pool.set_mem_pool(mine)
-    with work.pool.lease(stream) as lease:
-        assert work.file.double_keep(at(int(lease)), ctypes.c_size_t(MIB)) == 0, "no memory to keep"
-    assert live(mine) == 1, "what the handle keeps is not the pool's"
-    assert work.pool.trim() == 1, "the handle was not destroyed"
-    gpupool.empty_cache()
-    assert live(mine) == 0, "a destroyed handle left memory in the pool"
 
 
 if __name__ == "__main__":

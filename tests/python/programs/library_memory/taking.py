@@ -1,6 +1,5 @@
 """A library's requests for memory: their limits, their scopes, the order of their streams, and many at once."""
 
-import sys
 import threading
 
 import gpupool
@@ -145,7 +144,3 @@ def arguments_that_cannot_be_right():
     assert mine.use_count() == 2, "device 0 without a pool took it from device 1"
     pool.set_mem_pool(None)
     assert mine.use_count() == 1, "the library uses the pool still"
-
-
-if __name__ == "__main__":
-    globals()[sys.argv[1]](*sys.argv[2:])

@@ -17,7 +17,3 @@ def main():
     own = gpupool.HandlePool("own", create=lambda: 1, destroy=lambda handle: None)
     error = error_of(own.set_mem_pool, mine)
     assert "own cannot allocate" in error, f"a pool of one's own: {error}"
-
-
-if __name__ == "__main__":
-    main()

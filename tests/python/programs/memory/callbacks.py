@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import sys
 
 import gpupool
 
@@ -62,7 +61,3 @@ def check(register, call):
         assert "lambda" in repr(registered)
         assert called() == {"plain", "in a block"}, f"called in a block: {calls}"
     assert called() == {"plain"}, f"called after the block: {calls}"
-
-
-if __name__ == "__main__":
-    globals()[sys.argv[1]](*sys.argv[2:])

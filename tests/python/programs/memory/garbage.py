@@ -125,7 +125,3 @@ def asked_again_while_it_is_refused() -> None:
             del some
         gc.callbacks.remove(refused)
     del consumers
-
-
-if __name__ == "__main__":
-    globals()[sys.argv[1]]()

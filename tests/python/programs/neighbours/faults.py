@@ -3,12 +3,10 @@
 The device has 16 MiB. What is requested needs something of every kind.
 """
 
-import sys
-
 import gpupool
 from gpupool import _native
-from neighbour_work import reserved
-from other_process import MIB, OtherProcess, other_process, values
+from neighbour_work import request, reserved
+from other_process import MIB, other_process, values
 
 DEVICE = 16 * MIB
 # No call is made more often for one request.
@@ -29,14 +27,6 @@ def hold(kept: dict) -> None:
     del free
 
 
-def inject(kept: dict, call: str, after: int) -> None:
-    _native.host_inject(call, "other", after)
-
-
-def clear(kept: dict) -> None:
-    _native.host_clear_faults()
-
-
 def check(kept: dict) -> int:
     """Wake, check what is held, and let all of it go; return what the process still has."""
     kept["pool"].wake()
@@ -45,35 +35,19 @@ def check(kept: dict) -> int:
     del kept["pool"], kept["ranges"]
     gpupool.synchronize()
     gpupool.empty_cache()
-    return reserved(kept)
+    return reserved()
 
 
-def request(nbytes: int) -> None:
-    try:
-        buffer = gpupool.empty(nbytes)
-    except gpupool.OutOfMemory:
-        return
-    buffer.free()
-    gpupool.empty_cache()
-
-
-def one_call(other: OtherProcess, call: str) -> None:
-    for after in range(MOST):
-        other.call(hold)
-        other.call(inject, call, after)
-        request(14 * MIB)
-        other.call(clear)
-        gpupool.empty_cache()
-        assert other.call(check) == 0, (call, after)
-        # All of the device is free again.
-        gpupool.empty(DEVICE).free()
-        gpupool.empty_cache()
-
-
-def main(call: str) -> None:
+def whatever_call_fails_nothing_is_lost(call: str) -> None:
     with other_process() as other:
-        one_call(other, call)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+        for after in range(MOST):
+            other.call(hold)
+            other.do(_native.host_inject, call, "other", after)
+            request(14 * MIB)
+            gpupool.empty_cache()
+            other.do(_native.host_clear_faults)
+            gpupool.empty_cache()
+            assert other.call(check) == 0, (call, after)
+            # All of the device is free again.
+            gpupool.empty(DEVICE).free()
+            gpupool.empty_cache()

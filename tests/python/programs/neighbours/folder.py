@@ -2,11 +2,9 @@
 
 import ctypes
 import os
-import sys
 from pathlib import Path
 
 import gpupool
-import neighbour_work
 from errors import assert_says, raised
 from other_process import other_process
 
@@ -17,7 +15,7 @@ OUTSIDE = os.geteuid()
 def two_processes_meet():
     gpupool.set_neighbour("first")
     with other_process() as other:
-        other.call(neighbour_work.say, "second")
+        other.do(gpupool.set_neighbour, "second")
         assert "second" in {each.name for each in gpupool.neighbours()}
         other.leave()
 
@@ -27,7 +25,7 @@ def nobody_can_be_met(*words):
         assert_says(raised(gpupool.Unavailable, call), *words)
 
 
-def names(kept):
+def names():
     return [each.name for each in gpupool.neighbours()]
 
 
@@ -43,9 +41,5 @@ def nobody_meets_nobody():
         (socket,) = Path(os.environ["GPUPOOL_NEIGHBOURS"]).iterdir()
         # So that one outside finds it, which could as well be another user's.
         socket.rename(socket.with_name(socket.name.replace(f"-{nobody}-", f"-{OUTSIDE}-")))
-        assert other.call(names) == [], "a process of another user is taken for one of this user's"
+        assert other.do(names) == [], "a process of another user is taken for one of this user's"
         other.leave()
-
-
-if __name__ == "__main__":
-    globals()[sys.argv[1]](*sys.argv[2:])

@@ -1,13 +1,12 @@
 """A process that has no memory left is given some by its neighbours. The device has 64 MiB for all of them."""
 
-import gc
-import sys
+import logging
 from dataclasses import asdict
 
 import gpupool
 from errors import assert_says, raised
-from neighbour_work import cache, cached, has, held, hold_discardable, offer, reserved, say
-from other_process import MIB, other_process, stopped, values, wait_until_free
+from neighbour_work import cache, discarded, held, hold_discardable, offer, others, reserved
+from other_process import MIB, logged, other_process, stopped, values, wait_until_free
 from waiting import wait_until
 
 
@@ -17,27 +16,20 @@ def fill_up(nbytes: int) -> gpupool.DeviceBuffer:
     return buffer
 
 
-def free_memory_of_another() -> None:
-    with other_process() as other:
-        assert other.call(cache, 48 * MIB) == 48 * MIB
-        fill_up(40 * MIB)
-        assert other.call(reserved) == 24 * MIB
-
-
 def what_is_asked_and_given_is_counted() -> None:
     with other_process() as other:
         other.call(cache, 48 * MIB)
         fill_up(4 * MIB)
-        assert (counts({})["asked_neighbours"], other.call(counts)["asked_by_neighbours"]) == (0, 0)
+        assert (counts()["asked_neighbours"], other.do(counts)["asked_by_neighbours"]) == (0, 0)
         fill_up(40 * MIB)
-        here, there = counts({}), other.call(counts)
+        here, there = counts(), other.do(counts)
         assert (here["asked_neighbours"], there["asked_by_neighbours"]) == (1, 1)
         assert here["received_bytes"] == there["given_bytes"] == 24 * MIB
         assert here["asking_seconds"] > 0 == there["asking_seconds"]
         text = gpupool.prometheus.text()
         assert 'gpupool_device_asked_neighbours_total{device="0"} 1.0\n' in text
         assert "from neighbours" in str(gpupool.memory_summary())
-        of_this, of_other = gpupool.info(), other.call(info)
+        of_this, of_other = gpupool.info(), other.do(info)
         device = of_this.devices[0]
         named = ("asked_neighbours", "received_bytes", "asking_seconds", "asked_by_neighbours", "given_bytes")
         assert asdict(device.neighbours) == {name: here[name] for name in named}
@@ -46,26 +38,26 @@ def what_is_asked_and_given_is_counted() -> None:
         assert "     was asked by its neighbours once: 24.0 MiB given\n" in of_other
 
 
-def info(kept: dict) -> str:
+def info() -> str:
     return str(gpupool.info())
 
 
-def counts(kept: dict) -> dict[str, float]:
+def counts() -> dict[str, float]:
     return gpupool.memory_stats().as_dict()
 
 
 def nothing_of_a_private_pool() -> None:
     with other_process() as other:
         assert other.call(cache, 48 * MIB, "private") == 48 * MIB
-        raised(gpupool.OutOfMemory, lambda: fill_up(40 * MIB))
-        assert other.call(reserved) == 48 * MIB
+        raised(gpupool.OutOfMemory, fill_up, 40 * MIB)
+        assert other.do(reserved) == 48 * MIB
 
 
 def nobody_is_asked_by_one_that_is_no_neighbour() -> None:
     with other_process() as other:
-        other.call(say)
+        other.do(gpupool.set_neighbour)
         assert other.call(cache, 48 * MIB) == 48 * MIB
-        error = raised(gpupool.OutOfMemory, lambda: fill_up(40 * MIB))
+        error = raised(gpupool.OutOfMemory, fill_up, 40 * MIB)
         assert "neighbours" not in str(error), error
         gpupool.set_neighbour()
         fill_up(40 * MIB)
@@ -73,13 +65,13 @@ def nobody_is_asked_by_one_that_is_no_neighbour() -> None:
 
 def nothing_below_a_guarantee() -> None:
     with other_process() as other:
-        other.call(say, "server", 32 * MIB)
+        other.do(gpupool.set_neighbour, "server", 32 * MIB)
         assert other.call(cache, 48 * MIB) == 48 * MIB
-        error = raised(gpupool.OutOfMemory, lambda: fill_up(40 * MIB))
+        error = raised(gpupool.OutOfMemory, fill_up, 40 * MIB)
         pid = other.process.pid
         assert_says(error, f'process {pid} "server" ', "guaranteed", "Held by its neighbours")
         fill_up(32 * MIB)
-        assert other.call(reserved) == 32 * MIB
+        assert other.do(reserved) == 32 * MIB
 
 
 def all_the_same_where_one_is_not_enough() -> None:
@@ -87,29 +79,19 @@ def all_the_same_where_one_is_not_enough() -> None:
         one.call(cache, 24 * MIB)
         other.call(cache, 24 * MIB)
         fill_up(60 * MIB)
-        assert one.call(reserved) + other.call(reserved) <= 4 * MIB
-
-
-def the_least_important_first() -> None:
-    with other_process() as low, other_process() as high:
-        low.call(say, "low", 0, None, -1)
-        high.call(say, "high", 0, None, 1)
-        low.call(cache, 24 * MIB)
-        high.call(cache, 24 * MIB)
-        fill_up(32 * MIB)
-        assert (low.call(reserved), high.call(reserved)) == (8 * MIB, 24 * MIB)
+        assert one.do(reserved) + other.do(reserved) <= 4 * MIB
 
 
 def one_above_its_most_first() -> None:
     with other_process() as low, other_process() as high:
-        low.call(say, "low", 0, None, -1)
-        high.call(say, "high", 0, 8 * MIB, 1)
+        low.do(gpupool.set_neighbour, "low", 0, None, -1)
+        high.do(gpupool.set_neighbour, "high", 0, 8 * MIB, 1)
         low.call(cache, 24 * MIB)
         high.call(cache, 24 * MIB)
         fill_up(20 * MIB)
-        assert low.call(reserved) == 24 * MIB
+        assert low.do(reserved) == 24 * MIB
         # It goes on giving back what it has free beyond that, unasked.
-        wait_until(lambda: high.call(reserved) <= 8 * MIB, "the one above its most has given back")
+        wait_until(lambda: high.do(reserved) <= 8 * MIB, "the one above its most has given back")
 
 
 def discardable_pages_after_free_memory() -> None:
@@ -117,37 +99,37 @@ def discardable_pages_after_free_memory() -> None:
         one.call(hold_discardable, 24 * MIB)
         other.call(cache, 24 * MIB)
         buffer = fill_up(32 * MIB)
-        assert one.call(cached, "discarded") == []
-        assert (one.call(reserved), other.call(reserved)) == (24 * MIB, 8 * MIB)
+        assert one.call(discarded) == []
+        assert (one.do(reserved), other.do(reserved)) == (24 * MIB, 8 * MIB)
         buffer.free()
         gpupool.empty_cache()
         fill_up(60 * MIB)
         # Told by the range's next call, on the program's own thread.
-        told = one.call(cached, "discarded")
+        told = one.call(discarded)
         assert told == list(range(12))[: len(told)]
         assert len(told) * 2 * MIB >= 20 * MIB
 
 
 def large_pages_under_a_guarantee_stay() -> None:
     with other_process() as other:
-        other.call(say, "server", 36 * MIB)
+        other.do(gpupool.set_neighbour, "server", 36 * MIB)
         other.call(hold_discardable, 48 * MIB, 0, 8 * MIB)
-        raised(gpupool.OutOfMemory, lambda: fill_up(28 * MIB))
+        raised(gpupool.OutOfMemory, fill_up, 28 * MIB)
         # One page of 8 MiB is above the guarantee, a second one is partly below.
-        assert other.call(reserved) == 40 * MIB
+        assert other.do(reserved) == 40 * MIB
 
 
 def idle_handles_of_another() -> None:
     with other_process() as other:
-        other.call(leave_handles)
-        assert other.call(reserved) == 0
+        other.do(leave_handles)
+        assert other.do(reserved) == 0
         before = gpupool.available_memory()
         assert before < 64 * MIB
         other.call(cache, 2 * MIB)
         fill_up(64 * MIB)
 
 
-def leave_handles(kept: dict) -> None:
+def leave_handles() -> None:
     """Have idle handles, which take memory of the device."""
     gpupool._native.simulate_costly_handles(0.0, 8 * MIB)
     with gpupool.simulated.lease(), gpupool.simulated.lease():
@@ -164,17 +146,16 @@ def a_handle_is_made_of_what_others_give() -> None:
 def pinned_pages_stay() -> None:
     with other_process() as other:
         other.call(hold_discardable, 48 * MIB, 24)
-        raised(gpupool.OutOfMemory, lambda: fill_up(40 * MIB))
-        assert other.call(reserved) == 48 * MIB
+        raised(gpupool.OutOfMemory, fill_up, 40 * MIB)
+        assert other.do(reserved) == 48 * MIB
 
 
 def a_pool_sleeps_and_wakes_whole() -> None:
     with other_process() as other:
         other.call(offer, 40 * MIB)
         buffer = fill_up(48 * MIB)
-        assert other.call(has, "is_asleep")
-        name, text = other.refusal(held, 40 * MIB)
-        assert name == "Asleep", text
+        assert other.of("pool", "is_asleep")
+        other.refused(gpupool.Asleep, held, 40 * MIB)
         buffer.free()
         gpupool.empty_cache()
         other.call(held, 40 * MIB, True)
@@ -184,11 +165,9 @@ def a_pool_wakes_by_its_next_request() -> None:
     with other_process() as other:
         other.call(offer, 40 * MIB, True)
         buffer = fill_up(48 * MIB)
-        assert other.call(has, "is_asleep")
+        assert other.of("pool", "is_asleep")
         # Where it finds no memory it stays asleep.
-        name, text = other.refusal(held, 40 * MIB)
-        assert name == "OutOfMemory", text
-        assert_says(text, "stays asleep")
+        assert_says(other.refused(gpupool.OutOfMemory, held, 40 * MIB), "stays asleep")
         buffer.free()
         # What is free here is asked for.
         other.call(held, 40 * MIB)
@@ -201,13 +180,12 @@ def a_pool_wakes_by_a_copy_or_a_commit() -> None:
             other.call(offer, 40 * MIB, True)
             other.call(add_range)
             buffer = fill_up(48 * MIB)
-            assert other.call(has, "is_asleep")
-            name, text = other.refusal(use)
-            assert name == "OutOfMemory", text
+            assert other.of("pool", "is_asleep")
+            other.refused(gpupool.OutOfMemory, use)
             buffer.free()
             gpupool.empty_cache()
             other.call(use)
-            assert not other.call(has, "is_asleep")
+            assert not other.of("pool", "is_asleep")
             other.call(forget)
 
 
@@ -240,8 +218,8 @@ def stays_awake(*, during: str, until: str) -> None:
     """Check that an offered pool is not taken while something of it is under way, and is once that has ended."""
     with other_process() as other:
         other.call(offer, 40 * MIB, False, during)
-        raised(gpupool.OutOfMemory, lambda: fill_up(48 * MIB))
-        assert not other.call(has, "is_asleep")
+        raised(gpupool.OutOfMemory, fill_up, 48 * MIB)
+        assert not other.of("pool", "is_asleep")
         other.call(offer, 0, False, until)
         # On a busy machine what is given may come after the time for asking.
         wait_until_free(48 * MIB)
@@ -262,10 +240,10 @@ def a_pool_beside_a_capture_stays_awake() -> None:
 
 def a_pool_under_a_guarantee_stays_awake() -> None:
     with other_process() as other:
-        other.call(say, "server", 8 * MIB)
+        other.do(gpupool.set_neighbour, "server", 8 * MIB)
         other.call(offer, 40 * MIB)
-        raised(gpupool.OutOfMemory, lambda: fill_up(48 * MIB))
-        assert not other.call(has, "is_asleep")
+        raised(gpupool.OutOfMemory, fill_up, 48 * MIB)
+        assert not other.of("pool", "is_asleep")
 
 
 def a_stopped_one_is_passed_by() -> None:
@@ -273,26 +251,17 @@ def a_stopped_one_is_passed_by() -> None:
         one.call(cache, 20 * MIB)
         other.call(cache, 20 * MIB)
         with stopped(one.process.pid):
-            assert [each.pid for each in gpupool.neighbours() if not each.is_self] == [other.process.pid]
+            assert [each.pid for each in others()] == [other.process.pid]
             kept = fill_up(40 * MIB)
-            raised(gpupool.OutOfMemory, lambda: fill_up(20 * MIB))
+            raised(gpupool.OutOfMemory, fill_up, 20 * MIB)
         kept.free()
-        assert one.call(reserved) == 20 * MIB
+        assert one.do(reserved) == 20 * MIB
 
 
 def what_is_asked_is_logged() -> None:
-    import logging
-
-    records: list[str] = []
-
-    class Keep(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            records.append(record.getMessage())
-
-    logging.getLogger("gpupool.memory").addHandler(Keep())
-    logging.getLogger("gpupool.memory").setLevel(logging.DEBUG)
+    records = logged("gpupool.memory", logging.DEBUG)
     with other_process() as other:
-        other.call(say, "server")
+        other.do(gpupool.set_neighbour, "server")
         other.call(cache, 48 * MIB)
         fill_up(40 * MIB)
         pid = other.process.pid
@@ -302,8 +271,3 @@ def what_is_asked_is_logged() -> None:
             lambda: any(f'process {pid} "server" gave 24.0 MiB of free memory' in text for text in records),
             "the log says who gave it",
         )
-
-
-if __name__ == "__main__":
-    globals()[sys.argv[1]]()
-    gc.collect()

@@ -1,21 +1,17 @@
 """Processes that have memory, ask for some and give some are killed at random moments: nothing of them is left.
 
-No number, no wait and no memory. `GPUPOOL_KILLS` says how many are killed.
+No number, no wait and no memory.
 """
 
 import os
 import random
 
 import gpupool
-from neighbour_work import request
+from neighbour_work import others, request
 from other_process import MIB, OtherProcess
 from waiting import wait_until
 
 DEVICE = 64 * MIB
-
-
-def others() -> list[gpupool.typing.Neighbour]:
-    return [each for each in gpupool.neighbours() if not each.is_self]
 
 
 def live(kept: dict, seed: int) -> None:
@@ -34,7 +30,8 @@ def live(kept: dict, seed: int) -> None:
             pass
 
 
-def killed_at_any_moment(rounds: int) -> None:
+def killed_at_any_moment(kills: str) -> None:
+    rounds = int(kills)
     chance = random.Random(5)
     waiting = [OtherProcess(), OtherProcess()]
     for seed in range(rounds):
@@ -44,17 +41,13 @@ def killed_at_any_moment(rounds: int) -> None:
             waiting.append(OtherProcess())
         wait_until(lambda: any(each.reserved_bytes > 0 for each in others()), "the other process has memory")
         for _ in range(chance.randrange(12)):
-            request({}, chance.randrange(1, 60 * MIB))
+            request(chance.randrange(1, 60 * MIB))
         other.kill()
         # Nothing is left of it: no number, no wait, no memory.
         assert others() == []
         # This process may be giving some for its last question.
         wait_until(lambda: gpupool.available_memory() == DEVICE, "all of the device is available")
-        assert request({}, DEVICE)
+        assert request(DEVICE)
         gpupool.empty_cache()
     for other in waiting:
         other.leave()
-
-
-if __name__ == "__main__":
-    killed_at_any_moment(int(os.environ["GPUPOOL_KILLS"]))

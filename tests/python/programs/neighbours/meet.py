@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import stat
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,8 +13,8 @@ from pathlib import Path
 import gpupool
 from c_table import function
 from errors import assert_says, raised
-from neighbour_work import cache, claim, hold_discardable, offer, release, request, reserved, say
-from other_process import MIB, fork_one_that_stays, other_process
+from neighbour_work import cache, claim, hold_discardable, offer, others, request, reserved
+from other_process import MIB, do, fork_one_that_stays, other_process
 
 # From Python 3.12 on it warns of a fork where gpupool has a thread, which is what is tried here.
 warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
@@ -35,37 +34,33 @@ class PoolOptions(ctypes.Structure):
     )
 
 
-def others(*, pools: bool = False) -> list[gpupool.typing.Neighbour]:
-    return [each for each in gpupool.neighbours(pools=pools) if not each.is_self]
-
-
 def who_only_watches_is_no_neighbour() -> None:
     threads = len(os.listdir("/proc/self/task"))
     assert gpupool.neighbours() == []
     with other_process() as other:
-        assert other.call(names) == []
-        other.call(say, "server")
+        assert other.do(names) == []
+        other.do(gpupool.set_neighbour, "server")
         other.call(cache, 8 * MIB)
         assert [(each.name, each.reserved_bytes) for each in others()] == [("server", 8 * MIB)]
         assert gpupool.available_memory() == DEVICE
-        assert other.call(names) == ["server, itself"]
+        assert other.do(names) == ["server, itself"]
         # Nobody listens here, and nothing runs for that.
         assert len(os.listdir("/proc/self/task")) == threads
         assert len(list(Path(os.environ["GPUPOOL_NEIGHBOURS"]).iterdir())) == 1
         # It has the device's memory, and with the variable is a neighbour from then on.
         gpupool.empty(1).free()
         assert [each.is_self for each in gpupool.neighbours()].count(True) == 1
-        assert len(other.call(names)) == 2
+        assert len(other.do(names)) == 2
 
 
-def names(kept: dict) -> list[str]:
+def names() -> list[str]:
     return [each.name + ", itself" * each.is_self for each in gpupool.neighbours()]
 
 
 def what_each_holds_is_told() -> None:
     gpupool.set_neighbour()
     with other_process() as other:
-        other.call(say, "server", 8 * MIB, 50 * MIB, -3)
+        other.do(gpupool.set_neighbour, "server", 8 * MIB, 50 * MIB, -3)
         other.call(offer, 8 * MIB)
         other.call(keep_pool)
         other.call(hold_discardable, 6 * MIB, 1)
@@ -91,7 +86,7 @@ def what_each_holds_is_told() -> None:
 def pools_are_told_to_who_asks_for_them() -> None:
     gpupool.set_neighbour()
     with other_process() as other:
-        other.call(say)
+        other.do(gpupool.set_neighbour)
         # The default pool, one that sleeps, one with a name, and one that has nothing.
         other.call(cache, 6 * MIB)
         other.call(sleeping, 8 * MIB)
@@ -136,21 +131,6 @@ def pool_of_c(name: str) -> ctypes.c_void_p:
     return pool
 
 
-def of_many_pools_the_largest_are_told() -> None:
-    gpupool.set_neighbour()
-    pools = [gpupool.MemPool() for _ in range(70)]
-    buffers = [pool.empty(2 * MIB) for pool in pools[:7]]
-    with other_process() as other:
-        told = other.call(reserved_by_pool)
-    assert told == [2 * MIB] * 7 + [0] * 57
-    del buffers
-
-
-def reserved_by_pool(kept: dict) -> list[int]:
-    (it,) = others(pools=True)
-    return [each.reserved_bytes for each in it.pools or []]
-
-
 def keep_pool(kept: dict) -> None:
     kept.setdefault("pools", []).append((kept.pop("pool"), kept.pop("buffer", None), kept.pop("range", None)))
 
@@ -190,25 +170,6 @@ def what_is_claimed_is_not_available_to_others() -> None:
         assert gpupool.available_memory() == DEVICE
 
 
-def of_two_claims_at_once_one_is_held() -> None:
-    with other_process() as one, other_process() as other:
-        for _ in range(20):
-            one.begin(try_claim, 40 * MIB)
-            other.begin(try_claim, 40 * MIB)
-            is_held = [one.end(), other.end()]
-            assert sorted(is_held) == [False, True], is_held
-            one.call(release)
-            other.call(release)
-
-
-def try_claim(kept: dict, nbytes: int) -> bool:
-    try:
-        kept["claim"] = gpupool.claim(nbytes)
-    except gpupool.OutOfMemory:
-        return False
-    return True
-
-
 def two_that_ask_each_other_go_on() -> None:
     with other_process() as one, other_process() as other:
         for _ in range(20):
@@ -216,14 +177,10 @@ def two_that_ask_each_other_go_on() -> None:
                 process.begin(cache, 28 * MIB)
             assert [one.end(), other.end()] == [28 * MIB, 28 * MIB]
             for process in (one, other):
-                process.begin(request, 30 * MIB)
+                process.begin(do, request, 30 * MIB)
             assert any([one.end(), other.end()])
             for process in (one, other):
-                process.call(empty)
-
-
-def empty(kept: dict) -> None:
-    gpupool.empty_cache()
+                process.do(gpupool.empty_cache)
 
 
 def a_child_of_a_neighbour_is_none() -> None:
@@ -246,7 +203,7 @@ def an_ended_one(fork: Callable[[dict], int]) -> Iterator[Callable[[], None]]:
     """Kill a neighbour that has forked a child, and give what connects to its socket; then nobody finds it."""
     os.chdir(os.environ["GPUPOOL_NEIGHBOURS"])
     with other_process() as other, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        other.call(say, "parent")
+        other.do(gpupool.set_neighbour, "parent")
         other.call(cache, 10 * MIB)
         child = other.call(fork)
         assert [each.name for each in others()] == ["parent"]
@@ -264,8 +221,8 @@ def an_ended_one(fork: Callable[[dict], int]) -> Iterator[Callable[[], None]]:
 def sockets_alone_are_in_the_directory() -> None:
     folder = Path(os.environ["GPUPOOL_NEIGHBOURS"])
     with other_process() as one, other_process() as other:
-        one.call(say)
-        other.call(say)
+        one.do(gpupool.set_neighbour)
+        other.do(gpupool.set_neighbour)
         assert len(others()) == 2
         assert all(stat.S_ISSOCK(each.stat().st_mode) for each in folder.iterdir())
         one.kill()
@@ -303,13 +260,9 @@ def a_limit_of_the_system_counts_as_the_devices_size() -> None:
                 free.process.pid: None,
                 other.process.pid: limit,
             }
-            assert other.call(available) == limit
-            assert free.call(available) == DEVICE
+            assert other.do(gpupool.available_memory) == limit
+            assert free.do(gpupool.available_memory) == DEVICE
     assert_says(raised(gpupool.OutOfMemory, gpupool.claim, limit + 1), "could have 40.0 MiB")
-
-
-def available(kept: dict) -> int:
-    return gpupool.available_memory()
 
 
 def wrong_settings_are_refused() -> None:
@@ -325,8 +278,4 @@ def wrong_settings_are_refused() -> None:
     assert repr(claim) == f"<gpupool.typing.MemoryClaim nbytes={DEVICE}, device=0 (simulated), over>"
     claim.release()
     assert gpupool.available_memory() == DEVICE
-    assert reserved({}) == 0
-
-
-if __name__ == "__main__":
-    globals()[sys.argv[1]]()
+    assert reserved() == 0

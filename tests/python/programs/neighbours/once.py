@@ -2,65 +2,40 @@
 
 import os
 import socket
-import sys
 from pathlib import Path
 
 import gpupool
 from errors import assert_says, raised
 from gpupool import _native
-from neighbour_work import claim, release, say
-from other_process import MIB, OtherProcess, other_process, stopped
+from neighbour_work import claim, claimed_by, release, try_claim
+from other_process import MIB, do, other_process, put, stopped
 from waiting import wait_until
 
 HOUR = 3600 * 10**9
 NOW = 10**18
 
 
-def set_clock(kept: dict, nanoseconds: int) -> None:
-    _native.host_set_clock(nanoseconds)
-
-
-def try_claim(kept: dict, nbytes: int, timeout: float = 0) -> bool:
-    try:
-        kept["claim"] = gpupool.claim(nbytes, timeout=timeout)
-    except (gpupool.OutOfMemory, gpupool.Unavailable):
-        return False
-    return True
-
-
-def left(kept: dict) -> int:
-    return kept["claim"].left
-
-
 def a_held_claim_counts_though_the_clock_was_set_back() -> None:
     with other_process() as one, other_process() as other:
-        one.call(set_clock, NOW)
+        one.do(_native.host_set_clock, NOW)
         one.call(claim, 40 * MIB)
         for now in (NOW - HOUR, NOW, NOW + HOUR):
-            other.call(set_clock, now)
+            other.do(_native.host_set_clock, now)
             assert not other.call(try_claim, 30 * MIB), f"granted twice, {now - NOW} ns later"
         # Its own ones as well.
-        one.call(set_clock, NOW - HOUR)
-        assert not one.call(try_another, 30 * MIB)
-
-
-def try_another(kept: dict, nbytes: int) -> bool:
-    try:
-        gpupool.claim(nbytes).release()
-    except gpupool.OutOfMemory:
-        return False
-    return True
+        one.do(_native.host_set_clock, NOW - HOUR)
+        one.refused(gpupool.OutOfMemory, do, gpupool.claim, 30 * MIB)
 
 
 def what_a_process_gave_back_is_no_part_of_its_claim() -> None:
     with other_process() as one, other_process() as other:
-        one.call(take, 20 * MIB)
+        one.put("taken", gpupool.empty, 20 * MIB)
         one.call(claim, 20 * MIB)
         one.call(give_back)
         # Beside the claim there is what the process had before it.
         assert other.call(try_claim, 44 * MIB)
-        one.call(take, 20 * MIB)
-        assert one.call(left) == 0
+        one.put("taken", gpupool.empty, 20 * MIB)
+        assert one.of("claim", "left") == 0
 
 
 def give_back(kept: dict) -> None:
@@ -72,7 +47,7 @@ def of_two_claims_at_the_same_time_one_is_held_at_most() -> None:
     with other_process() as one, other_process() as other:
         both = (one, other)
         for process in both:
-            process.call(set_clock, NOW)
+            process.do(_native.host_set_clock, NOW)
         granted = 0
         for _ in range(30):
             for process in both:
@@ -103,21 +78,22 @@ def a_stopped_one_loses_its_claim_and_learns_it() -> None:
             # Beside that there is room for the other's.
             pass
         wait_until(lambda: claimed_by(other) == 40 * MIB, "the other process answers again")
-        assert other.call(left) == 40 * MIB
+        assert other.of("claim", "left") == 40 * MIB
         with stopped(other.process.pid):
             held = gpupool.claim(30 * MIB)
         wait_until(lambda: claimed_by(other) == 0, "the other process has lost its claim")
-        assert other.call(left) == 0
-        name, text = other.refusal(claim, 40 * MIB)
-        assert name == "OutOfMemory"
+        assert other.of("claim", "left") == 0
+        other.refused(gpupool.OutOfMemory, claim, 40 * MIB)
         # Whoever took what it had says so.
         buffer = gpupool.empty(30 * MIB)
         assert held.left == 0
-        name, text = other.refusal(take, 40 * MIB)
-        assert name == "OutOfMemory"
-        assert_says(text, "Its own claims to 40.0 MiB are lost", "Held by its neighbours, of which 1 of 1 answered in")
+        assert_says(
+            other.refused(gpupool.OutOfMemory, put, "taken", gpupool.empty, 40 * MIB),
+            "Its own claims to 40.0 MiB are lost",
+            "Held by its neighbours, of which 1 of 1 answered in",
+        )
         other.call(release)
-        name, text = other.refusal(take, 40 * MIB)
+        text = other.refused(gpupool.OutOfMemory, put, "taken", gpupool.empty, 40 * MIB)
         assert "lost" not in text
         buffer.free()
         held.release()
@@ -133,7 +109,7 @@ def none_loses_its_claim_where_another_cannot_be_told() -> None:
         with stopped(one.process.pid), stopped(busy.process.pid):
             assert_says(raised(gpupool.Unavailable, gpupool.claim, 30 * MIB), "1 neighbours could not be asked")
         wait_until(lambda: claimed_by(one) is not None, "the other process answers again")
-        assert one.call(left) == 20 * MIB
+        assert one.of("claim", "left") == 20 * MIB
 
 
 def listen_for(kept: dict, most: int) -> None:
@@ -147,7 +123,7 @@ def listen_for(kept: dict, most: int) -> None:
 
 def a_stopped_one_is_asked_no_more_until_it_goes_on() -> None:
     with other_process() as other:
-        other.call(say)
+        other.do(gpupool.set_neighbour)
         (listener,) = Path(os.environ["GPUPOOL_NEIGHBOURS"]).iterdir()
         for _ in range(2):
             wait_until(lambda: claimed_by(other) == 0, "the other process answers")
@@ -165,16 +141,6 @@ def connections_to(name: str) -> int:
     return Path("/proc/net/unix").read_text().count(name)
 
 
-def take(kept: dict, nbytes: int) -> None:
-    kept["taken"] = gpupool.empty(nbytes)
-
-
-def claimed_by(other: OtherProcess) -> int | None:
-    """Return what another process tells that it has claimed; None if it does not answer."""
-    claimed = [each.claimed_bytes for each in gpupool.neighbours() if each.pid == other.process.pid]
-    return claimed[0] if claimed else None
-
-
 def who_asked_in_vain_says_how_many_answered_and_what_they_have_claimed() -> None:
     gpupool.set_neighbour()
     with other_process() as one, other_process() as other:
@@ -186,7 +152,3 @@ def who_asked_in_vain_says_how_many_answered_and_what_they_have_claimed() -> Non
             said = f'process {one.process.pid} "python'
             assert_says(error, "of which 1 of 2 answered in ", said, "(0.0 MiB live, 40.0 MiB claimed)")
         buffer.free()
-
-
-if __name__ == "__main__":
-    globals()[sys.argv[1]]()

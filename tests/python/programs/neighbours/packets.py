@@ -5,7 +5,6 @@ import os
 import random
 import socket
 import struct
-import sys
 import threading
 from pathlib import Path
 
@@ -83,16 +82,16 @@ def lie(chance: random.Random, asked: bytes) -> bytes:
     return mutated(chance, answer(GIVEN, packed(number(chance))))
 
 
-def questions(seed: int, count: int) -> None:
+def questions(seed: str, count: str) -> None:
     """Ask a process that has memory of every kind whatever it may be asked."""
-    chance = random.Random(seed)
+    chance = random.Random(int(seed))
     gpupool.set_neighbour(guarantee=8 * MIB)
     claim = gpupool.claim(4 * MIB)
     cache({}, 24 * MIB)
     (path,) = FOLDER.iterdir()
     os.chdir(FOLDER)
     connections = []
-    for _ in range(count):
+    for _ in range(int(count)):
         if not connections or chance.random() < 0.3:
             connections.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK))
             while connections[-1].connect_ex(path.name) != 0:
@@ -112,7 +111,7 @@ def questions(seed: int, count: int) -> None:
     for one in connections:
         one.close()
     # What is guaranteed is still here.
-    assert reserved({}) >= 8 * MIB
+    assert reserved() >= 8 * MIB
     claim.release()
     gpupool.empty_cache()
     with other_process() as other:
@@ -143,12 +142,12 @@ class Liar(threading.Thread):
                         connection.send(lie(self._chance, asked))
 
 
-def answers(seed: int, count: int) -> None:
+def answers(seed: str, count: str) -> None:
     """Ask neighbours of which one tells anything: what comes is an answer or one of gpupool's errors."""
-    chance = random.Random(seed)
+    chance = random.Random(int(seed))
     gpupool.set_neighbour()
-    Liar(random.Random(seed + 1)).start()
-    for _ in range(count):
+    Liar(random.Random(int(seed) + 1)).start()
+    for _ in range(int(count)):
         call = chance.choice((look, look_at_pools, gpupool.available_memory, take, claim))
         try:
             call()
@@ -177,7 +176,3 @@ def take() -> None:
 
 def claim() -> None:
     gpupool.claim(8 * MIB).release()
-
-
-if __name__ == "__main__":
-    globals()[sys.argv[1]](*map(int, sys.argv[2:]))

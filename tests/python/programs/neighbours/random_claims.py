@@ -7,7 +7,6 @@ import contextlib
 import os
 import random
 import signal
-import sys
 
 import gpupool
 from gpupool import _native
@@ -68,8 +67,8 @@ def are_heard(processes: list[OtherProcess]) -> bool:
     return pids >= {process.process.pid for process in processes}
 
 
-def main(seed: int, rounds: int) -> None:
-    chance = random.Random(seed)
+def hold_no_more_than_there_is(seed: str, count: str) -> None:
+    chance, rounds = random.Random(int(seed)), int(count)
     gpupool.set_neighbour()
     processes = [start() for _ in range(PROCESSES)]
     granted = 0
@@ -102,7 +101,3 @@ def main(seed: int, rounds: int) -> None:
     assert granted > rounds // 4, "hardly anything was granted"
     for process in processes:
         process.leave()
-
-
-if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))

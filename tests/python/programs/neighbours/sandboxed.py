@@ -12,7 +12,7 @@ from pathlib import Path
 
 import gpupool
 from errors import assert_says, raised
-from neighbour_work import cache, claim, release, say
+from neighbour_work import cache, claim, is_granted, others, release
 from other_process import MIB, other_process
 from sandbox import ANOTHER_USER, descriptors_left, limit_descriptors, many_that_listen, refuse
 from waiting import wait_until
@@ -21,17 +21,8 @@ FOLDER = Path(os.environ["GPUPOOL_NEIGHBOURS"])
 DEVICE = 64 * MIB
 
 
-def others() -> list[str]:
-    return [each.name for each in gpupool.neighbours() if not each.is_self]
-
-
-def is_granted(nbytes: int, timeout: float = 0) -> bool:
-    try:
-        gpupool.claim(nbytes, timeout=timeout).release()
-    # The last one is the simulated device's, which needs a descriptor as well.
-    except (gpupool.OutOfMemory, gpupool.Unavailable, gpupool.LibraryError):
-        return False
-    return True
+def named() -> list[str]:
+    return [each.name for each in others()]
 
 
 # Names in a directory that others may enter.
@@ -40,9 +31,9 @@ def is_granted(nbytes: int, timeout: float = 0) -> bool:
 def names_of_another_user_hide_nobody() -> None:
     limit_descriptors(256)
     with other_process() as other, many_that_listen(1500, ANOTHER_USER):
-        other.call(say, "real")
+        other.do(gpupool.set_neighbour, "real")
         other.call(claim, 40 * MIB)
-        assert others() == ["real"]
+        assert named() == ["real"]
         assert gpupool.available_memory() == DEVICE - 40 * MIB
         assert not is_granted(30 * MIB)
 
@@ -50,8 +41,8 @@ def names_of_another_user_hide_nobody() -> None:
 def many_of_ones_own_that_never_answer_hide_nobody() -> None:
     limit_descriptors(64)
     with other_process() as other, many_that_listen(60, os.geteuid()):
-        other.call(say, "real")
-        assert others() == ["real"]
+        other.do(gpupool.set_neighbour, "real")
+        assert named() == ["real"]
 
 
 def what_is_no_socket_is_left_alone() -> None:
@@ -79,7 +70,7 @@ def one_whose_socket_was_removed_is_found_again() -> None:
         (path,) = FOLDER.iterdir()
         path.unlink()
         # With its next question.
-        other.call(look)
+        other.do(gpupool.neighbours)
         assert len(others()) == 1
         assert not is_granted(30 * MIB)
 
@@ -101,12 +92,8 @@ def one_whose_name_another_one_took_is_found_again() -> None:
         os.chdir(FOLDER)
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as taken:
             taken.bind(path.name)
-            other.call(look)
+            other.do(gpupool.neighbours)
         assert len(others()) == 1
-
-
-def look(kept: dict) -> None:
-    gpupool.neighbours()
 
 
 # Descriptors.
@@ -153,7 +140,7 @@ def visitors_leave_descriptors_to_the_program() -> None:
         for descriptor in kept:
             os.close(descriptor)
         # Whoever asks now is served.
-        assert other.call(count_of_neighbours) == 1
+        assert len(other.do(gpupool.neighbours)) == 1
 
 
 def connect_often(kept: dict, path: str, count: int) -> None:
@@ -161,10 +148,6 @@ def connect_often(kept: dict, path: str, count: int) -> None:
     kept["silent"] = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(count)]
     for one in kept["silent"]:
         one.connect(Path(path).name)
-
-
-def count_of_neighbours(kept: dict) -> int:
-    return len(gpupool.neighbours())
 
 
 # Calls that the system refuses.
@@ -181,7 +164,7 @@ def without_pidfds_all_goes_on() -> None:
     with other_process() as one, other_process() as other:
         if not refused("pidfd_open"):
             return
-        one.call(say, "one")
+        one.do(gpupool.set_neighbour, "one")
         other.call(claim, 40 * MIB)
         assert len(others()) == 2
         one.kill()
@@ -251,13 +234,9 @@ def claims_hold_while_many_connect() -> None:
                 process.kill()
                 process.wait()
         assert not any(granted), f"granted twice, {granted.count(True)} times of {len(granted)}"
-        assert other.call(left) == 40 * MIB
+        assert other.of("claim", "left") == 40 * MIB
         other.call(release)
         assert is_granted(30 * MIB)
-
-
-def left(kept: dict) -> int:
-    return kept["claim"].left
 
 
 if __name__ == "__main__":

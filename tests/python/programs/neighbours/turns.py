@@ -1,22 +1,16 @@
 """Claims wait for their turn, in the order in which they were made. The device has 64 MiB for all processes."""
 
-import gc
 import signal
-import sys
 import threading
 
 import gpupool
 from errors import assert_says, raised
-from neighbour_work import cache, claim, has, offer, release, reserved, say
+from neighbour_work import cache, claim, claimed_by, offer, release, reserved
 from other_process import MIB, OtherProcess, other_process
 from waiting import LONG, wait_until
 
 DEVICE = 64 * MIB
 TURNS = 20
-
-
-def claimed_by(other: OtherProcess) -> int:
-    return sum(each.claimed_bytes for each in gpupool.neighbours() if each.pid == other.process.pid)
 
 
 def begin_claim(other: OtherProcess, nbytes: int) -> None:
@@ -76,10 +70,8 @@ def one_without_an_end_is_refused_in_a_callback() -> None:
 
 def one_that_gives_up_leaves_the_line() -> None:
     with other_process() as other, gpupool.claim(40 * MIB):
-        name, text = other.refusal(claim, 30 * MIB, 0.01)
-        assert name == "OutOfMemory"
-        assert_says(text, "could have 24.0 MiB", "or wait longer")
-        assert claimed_by(other) == 0
+        assert_says(other.refused(gpupool.OutOfMemory, claim, 30 * MIB, 0.01), "could have 24.0 MiB", "or wait longer")
+        assert not claimed_by(other)
         with gpupool.claim(24 * MIB):
             pass
 
@@ -112,7 +104,7 @@ def free_memory_that_a_claim_is_for_stays() -> None:
         other.call(claim, 24 * MIB)
         gpupool.set_neighbour()
         raised(gpupool.OutOfMemory, gpupool.empty, 42 * MIB)
-        assert other.call(reserved) == 24 * MIB
+        assert other.do(reserved) == 24 * MIB
         buffer = gpupool.empty(40 * MIB)
         buffer.free()
         other.call(release)
@@ -125,10 +117,10 @@ def a_process_with_a_claim_keeps_its_pools_awake() -> None:
         other.call(claim, 1)
         gpupool.set_neighbour()
         raised(gpupool.OutOfMemory, gpupool.empty, 48 * MIB)
-        assert not other.call(has, "is_asleep")
+        assert not other.of("pool", "is_asleep")
         other.call(release)
         gpupool.empty(48 * MIB)
-        assert other.call(has, "is_asleep")
+        assert other.of("pool", "is_asleep")
 
 
 def a_claim_covers_waking_what_sleeps_for_others() -> None:
@@ -136,8 +128,7 @@ def a_claim_covers_waking_what_sleeps_for_others() -> None:
         other.call(offer, 40 * MIB)
         gpupool.set_neighbour()
         buffer = gpupool.empty(48 * MIB)
-        name, _ = other.refusal(claim, 10 * MIB)
-        assert name == "OutOfMemory"
+        other.refused(gpupool.OutOfMemory, claim, 10 * MIB)
         buffer.free()
         assert other.call(claim, 24 * MIB) == 24 * MIB
         # Of the other's right to 64 MiB nothing is to be had.
@@ -146,11 +137,11 @@ def a_claim_covers_waking_what_sleeps_for_others() -> None:
 
 def a_claim_is_asked_for_at_once() -> None:
     with other_process() as other:
-        other.call(say, "cache")
+        other.do(gpupool.set_neighbour, "cache")
         other.call(cache, 64 * MIB)
         with gpupool.claim(48 * MIB):
             gpupool.empty(2 * MIB)
-            assert other.call(reserved) == 16 * MIB
+            assert other.do(reserved) == 16 * MIB
 
 
 def turns_whose_peaks_do_not_fit_together() -> None:
@@ -178,8 +169,3 @@ def work_in_turns(kept: dict, number: int) -> int:
             stream.synchronize()
             del pieces, piece
     return right
-
-
-if __name__ == "__main__":
-    globals()[sys.argv[1]]()
-    gc.collect()

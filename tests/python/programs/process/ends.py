@@ -115,7 +115,7 @@ def at_once():
 
 def after_a_fork():
     """End the child too, with threads of its own and what it inherited."""
-    held.append(take())
+    held.extend((take(), gpupool.MemPool(), gpupool.empty_pinned(1)))
     child = os.fork()
     if child == 0:
         assert_refused(take, pool.handle, pool.lease, lambda: gpupool.empty(1))
@@ -125,8 +125,27 @@ def after_a_fork():
         held.clear()
         sys.exit(0)
     assert exit_code_of(child) == 0, "the child failed"
+    assert gpupool.simulated.stats().leased == 1, "the child released its parent's lease"
     held[:] = [take()]
     print("parent goes on")
+
+
+def with_pinned_memory_everywhere():
+    """Have some that is held, lent, waiting for a stream, being made and being given back."""
+    stream = gpupool.Stream()
+    _native.host_submit(stream)
+    held.append(gpupool.empty_pinned(1 << 20, stream))
+    held.append(memoryview(gpupool.empty_pinned(1 << 20)))
+    gpupool.empty_pinned(1 << 20, stream).free()
+    gpupool.empty_pinned(1 << 28).free()
+    gpupool.empty_cache()
+    gpupool.warm_pinned(1 << 30, background=True)
+
+    def work():
+        while True:
+            gpupool.empty_pinned(1 << 16, stream)
+
+    threading.Thread(target=work, daemon=True).start()
 
 
 def with_handles_everywhere():

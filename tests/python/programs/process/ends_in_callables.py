@@ -47,58 +47,11 @@ def pool(create=lambda: 0x10, destroy=lambda handle: None, set_stream=None):
     return gpupool.HandlePool("own", create, destroy, set_stream)
 
 
-def in_cuda_stream():
-    gpupool.simulated.handle(Endless())
-
-
-def in_a_property():
-    gpupool.empty(1, Property())
-
-
-def in_create():
-    pool(create=stay).handle()
-
-
-def in_create_of_a_lease():
-    pool(create=stay).lease()
-
-
-def in_set_stream():
-    pool(set_stream=stay).handle()
-
-
-def in_destroy():
-    own = pool(destroy=stay)
-    own.lease().release()
-    own.trim()
-
-
-def in_the_number_that_create_returned():
-    pool(create=Endless).handle()
-
-
-def in_the_end_of_what_create_returned():
-    pool(create=lambda: Number(0x10)).handle()
-
-
-def in_a_stream_source():
-    _native.set_stream_source(stay)
-    gpupool.empty(1)
-
-
 def run_out_of_memory(callback):
     registered = gpupool.on_oom(callback)
     half = gpupool.empty(9 << 30)
     gpupool.empty(9 << 30)
     del registered, half
-
-
-def in_on_oom():
-    run_out_of_memory(stay)
-
-
-def in_the_answer_of_on_oom():
-    run_out_of_memory(lambda device, nbytes: Endless())
 
 
 def follow_segments(callback):
@@ -108,69 +61,84 @@ def follow_segments(callback):
     own.trim()
 
 
-def in_on_segment():
-    follow_segments(stay)
-
-
-def in_on_segment_of_what_goes():
-    follow_segments(lambda event: event.kind == "added" or stay())
-
-
-def in_on_segment_of_what_is_there():
+def follow_segments_that_are_there():
     own = gpupool.MemPool(no_split=True)
     buffer = own.empty(4 << 20)
     own.on_segment(stay)
     buffer.free()
 
 
-def in_an_unraisable_hook():
+def tell_the_hook():
     sys.unraisablehook = stay
     follow_segments(lambda: None)
 
 
-def in_an_allocators_malloc():
-    with gpupool.use_mem_pool(gpupool.MemPool(allocator=(stay, stay))):
-        gpupool.empty(1)
-
-
-def in_an_allocators_free():
-    stream = gpupool.Stream()
-    memory = gpupool.empty(64 << 20, stream)
-    own = gpupool.MemPool(allocator=(lambda size, device, stream: memory.ptr, stay))
-    with gpupool.use_mem_pool(own):
-        buffer = gpupool.empty(1, stream)
-    buffer.free()
+def destroy():
+    own = pool(destroy=stay)
+    own.lease().release()
     own.trim()
 
 
-def in_a_number_of_bytes():
-    gpupool.empty(Endless())
+def ask_the_source():
+    _native.set_stream_source(stay)
+    gpupool.empty(1)
 
 
-def in_a_timeout():
-    limited = pool()
-    limited.limit = 1
-    limited.handle()
-    limited.lease(timeout=Endless())
+def free_by_the_allocator():
+    stream = gpupool.Stream()
+    memory = gpupool.empty(64 << 20, stream)
+    own = gpupool.MemPool(allocator=(lambda size, device, stream: memory.ptr, stay))
+    own.empty(1, stream).free()
+    own.trim()
 
 
-def in_a_message():
-    gpupool.use_mem_pool(Endless())
+def limited():
+    """Return a pool of which this thread holds the only handle."""
+    own = pool()
+    own.limit = 1
+    own.handle()
+    return own
 
 
-def after_each_wait_for_a_handle():
-    limited = pool()
-    limited.limit = 1
-    lent = limited.lease()
+def wait_for_handles():
+    own = pool()
+    own.limit = 1
+    lent = own.lease()
     inside.set()
     while lent:
-        raised(gpupool.PoolExhausted, limited.lease, timeout=0)
+        raised(gpupool.PoolExhausted, own.lease, timeout=0)
 
 
-def after_each_call_that_needs_no_gil():
+def empty_caches():
     inside.set()
     while True:
         gpupool.empty_cache()
+
+
+CASES = {
+    "in_cuda_stream": lambda: gpupool.simulated.handle(Endless()),
+    "in_a_property": lambda: gpupool.empty(1, Property()),
+    "in_create": lambda: pool(create=stay).handle(),
+    "in_create_of_a_lease": lambda: pool(create=stay).lease(),
+    "in_set_stream": lambda: pool(set_stream=stay).handle(),
+    "in_destroy": destroy,
+    "in_the_number_that_create_returned": lambda: pool(create=Endless).handle(),
+    "in_the_end_of_what_create_returned": lambda: pool(create=lambda: Number(0x10)).handle(),
+    "in_a_stream_source": ask_the_source,
+    "in_on_oom": lambda: run_out_of_memory(stay),
+    "in_the_answer_of_on_oom": lambda: run_out_of_memory(lambda device, nbytes: Endless()),
+    "in_on_segment": lambda: follow_segments(stay),
+    "in_on_segment_of_what_goes": lambda: follow_segments(lambda event: event.kind == "added" or stay()),
+    "in_on_segment_of_what_is_there": follow_segments_that_are_there,
+    "in_an_unraisable_hook": tell_the_hook,
+    "in_an_allocators_malloc": lambda: gpupool.MemPool(allocator=(stay, stay)).empty(1),
+    "in_an_allocators_free": free_by_the_allocator,
+    "in_a_number_of_bytes": lambda: gpupool.empty(Endless()),
+    "in_a_timeout": lambda: limited().lease(timeout=Endless()),
+    "in_a_message": lambda: gpupool.use_mem_pool(Endless()),
+    "after_each_wait_for_a_handle": wait_for_handles,
+    "after_each_call_that_needs_no_gil": empty_caches,
+}
 
 
 class Late:
@@ -183,9 +151,5 @@ class Late:
 
 def main(name):
     sys.modules["late"] = Late()
-    threading.Thread(target=globals()[name], daemon=True).start()
+    threading.Thread(target=CASES[name], daemon=True).start()
     assert inside.wait(30), "the thread did not come to where the process is to end"
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

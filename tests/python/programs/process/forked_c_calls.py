@@ -159,6 +159,3 @@ def main() -> None:
     assert buffer.nbytes == segment.nbytes == pinned.nbytes == 1 << 20, "the parent's buffers changed"
     assert function("range_release")(*tried["range_release"]) == 0, "the parent's range changed"
     os._exit(0)
-
-
-main()

@@ -1,7 +1,6 @@
 """What the system, or a table of a fixed size, has no more of is `Unavailable`; memory and addresses, `OutOfMemory`."""
 
 import resource
-import sys
 
 import gpupool
 from errors import assert_says, assert_starts, raised
@@ -89,7 +88,3 @@ def of_threads():
     """Run this with RUST_MIN_STACK so large that no thread starts."""
     error = raised(gpupool.Unavailable, gpupool.simulated.warm, 1, background=True)
     assert_starts(error, "no thread could be started to warm the simulated pool")
-
-
-if __name__ == "__main__":
-    globals()[sys.argv[1]](*sys.argv[2:])

@@ -1,7 +1,6 @@
 """The recording of history in a process that forks, or ends while threads record."""
 
 import os
-import sys
 import threading
 
 import gpupool
@@ -65,7 +64,3 @@ def the_process_ends_while_threads_record():
         threading.Thread(target=work, daemon=True).start()
     ready.wait()
     wait_until(lambda: len(trace()) >= 5000, "threads have recorded 5000 events")
-
-
-if __name__ == "__main__":
-    globals()[sys.argv[1]](*sys.argv[2:])

@@ -20,7 +20,3 @@ def main():
     assert "subinterpreter" in str(failed), f"the import in a second interpreter ended with: {failed}"
     assert gpupool.simulated.handle() != 0, "the first interpreter gets no handle"
     interpreters.destroy(other)
-
-
-if __name__ == "__main__":
-    main()

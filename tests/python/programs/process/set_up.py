@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import sys
 
 import gpupool
 from errors import assert_says, raised
@@ -120,7 +119,3 @@ def a_forked_one_is_set_up_anew_and_fails_clearly_if_its_parent_used_the_gpu():
         assert_says(raised(worker.SetUpFailed, worker.set_up, settings), "limiting memory failed: Forked: ", "spawn")
         os._exit(0)
     assert exit_code_of(child) == 0, "the child of a parent that used the GPU failed"
-
-
-if __name__ == "__main__":
-    globals()[sys.argv[1]](*sys.argv[2:])

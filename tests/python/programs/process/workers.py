@@ -1,7 +1,6 @@
 """A worker process of multiprocessing works, but for one that was forked from a process that used gpupool."""
 
 import multiprocessing
-import sys
 
 import gpupool
 
@@ -27,7 +26,3 @@ def main(method, is_used):
     process.join()
     assert process.exitcode == 0, "the worker failed"
     assert gpupool.simulated.handle() != 0, "the parent has no handle"
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

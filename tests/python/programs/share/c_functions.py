@@ -90,7 +90,3 @@ def main() -> None:
         assert status == INVALID_VALUE, text
         assert "was freed" in text
         assert other.call(attach, b"rubbish")[0] == INVALID_VALUE
-
-
-if __name__ == "__main__":
-    main()

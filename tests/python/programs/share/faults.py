@@ -1,60 +1,34 @@
 """Whatever call of the driver fails while a block is shared, attached or let go, both processes are as they were."""
 
-import os
-import sys
-
 import gpupool
 from gpupool import _native
 from other_process import (
-    MIB,
     attach,
     attached_bytes,
     content,
     fill,
     free,
+    in_pieces,
+    open_files,
     other_process,
+    read_by,
     shared_blocks,
+    wait_until_let_go,
     watched_processes,
 )
 from waiting import wait_until
 
-# Pages of several extents.
-PIECES = 9
 # No program makes more calls of one kind.
-MOST = 2 * PIECES + 10
+MOST = 28
 # What a process calls to attach a block whose region is mapped, and to map it.
 OF_HOLDING = ("Bind", "StreamCaptureStatus", "EventImport", "StreamWaitEvent")
 OF_ATTACHING = (*OF_HOLDING, "ExchangeCaptureMode", "AddressReserve", "ExtentImport", "MemoryMap", "MemorySetAccess")
-
-
-def inject(kept: dict, call: str, after: int) -> None:
-    _native.host_inject(call, "other", after)
-
-
-def clear(kept: dict) -> None:
-    _native.host_clear_faults()
-
-
-def open_files(kept: dict) -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-def empty_cache(kept: dict) -> None:
-    gpupool.empty_cache()
 
 
 def attach_behind(kept: dict, token: gpupool.typing.ShareToken) -> None:
     stream = gpupool.Stream()
     kept["stream"] = stream
     kept["buffer"] = gpupool.attach(token, stream=stream)
-
-
-def in_pieces() -> gpupool.DeviceBuffer:
-    """Return a buffer of several extents."""
-    small = [gpupool.empty(2 * MIB) for _ in range(PIECES)]
-    for buffer in small:
-        buffer.free()
-    return gpupool.empty(2 * MIB * PIECES)
 
 
 def fails_or_not(call) -> bool:
@@ -70,31 +44,28 @@ def fails_or_not(call) -> bool:
 def while_attaching() -> None:
     stream = gpupool.Stream()
     buffer = in_pieces()
-    buffer.fill(1)
     bytes(buffer)
     failed = set()
     with other_process() as other:
         # What is made once stays: the connection, the device, and pinned memory.
-        other.call(attach, buffer.share())
-        other.call(content)
-        other.call(free)
-        wait_until(lambda: other.call(attached_bytes) == 0, "nothing is attached")
+        read_by(other, buffer.share())
+        wait_until_let_go(other)
         # What stays mapped is attached again without most of the calls.
-        other.call(empty_cache)
+        other.do(gpupool.empty_cache)
         number = _native.host_submit(stream)
         token = buffer.share(stream)
         # Its thread closes what there was.
         wait_until(lambda: other.call(watched_processes) == 0, "the connection is closed")
-        files = other.call(open_files)
+        files = other.do(open_files)
         for call in OF_ATTACHING:
             for after in range(MOST):
-                other.call(inject, call, after)
+                other.do(_native.host_inject, call, "other", after)
                 is_failed = fails_or_not(lambda token=token: other.call(attach_behind, token))
-                other.call(clear)
+                other.do(_native.host_clear_faults)
                 if is_failed:
                     failed.add(call)
                     wait_until(lambda: shared_blocks() == [], f"nothing is attached after {call} has failed")
-                    assert (other.call(attached_bytes), other.call(open_files)) == (0, files), call
+                    assert (other.call(attached_bytes), other.do(open_files)) == (0, files), call
                     continue
                 break
             else:
@@ -104,9 +75,8 @@ def while_attaching() -> None:
             _native.host_complete(stream, number)
             assert other.call(content) == {1}
             other.call(free)
-            wait_until(lambda: shared_blocks() == [], "nothing is attached")
-            wait_until(lambda: other.call(attached_bytes) == 0, "nothing is attached")
-            other.call(empty_cache)
+            wait_until_let_go(other)
+            other.do(gpupool.empty_cache)
             wait_until(lambda: other.call(watched_processes) == 0, "the connection is closed")
             number = _native.host_submit(stream)
             token = buffer.share(stream)
@@ -127,18 +97,17 @@ def while_attaching_what_is_mapped() -> None:
             other.call(content, "held")
             if not is_used:
                 other.call(free, "held")
-                wait_until(lambda: shared_blocks() == [], "nothing is attached")
-                wait_until(lambda: other.call(attached_bytes) == 0, "nothing is attached")
+                wait_until_let_go(other)
             used = held.nbytes * is_used
-            files = other.call(open_files)
+            files = other.do(open_files)
             failed = set()
             for call in OF_ATTACHING:
                 for after in range(MOST):
                     number = _native.host_submit(stream)
                     token = buffer.share(stream)
-                    other.call(inject, call, after)
+                    other.do(_native.host_inject, call, "other", after)
                     is_failed = fails_or_not(lambda token=token: other.call(attach_behind, token))
-                    other.call(clear)
+                    other.do(_native.host_clear_faults)
                     _native.host_complete(stream, number)
                     if not is_failed:
                         assert other.call(content) == {1}
@@ -147,7 +116,7 @@ def while_attaching_what_is_mapped() -> None:
                         failed.add(call)
                     wait_until(lambda used=used: other.call(attached_bytes) == used, "it is let go")
                     wait_until(lambda is_used=is_used: len(shared_blocks()) == is_used, "it is let go")
-                    assert other.call(open_files) == files, call
+                    assert other.do(open_files) == files, call
                     if not is_failed:
                         break
                 else:
@@ -161,7 +130,6 @@ def while_attaching_what_is_mapped() -> None:
 def while_sharing() -> None:
     stream = gpupool.Stream()
     buffer = in_pieces()
-    buffer.fill(1)
     with other_process() as other:
         for call in ("Bind", "ExchangeCaptureMode", "StreamCaptureStatus", "StreamQuery", "EventRecord", "EventCreate"):
             has_failed = False
@@ -187,9 +155,8 @@ def while_sharing() -> None:
                 _native.host_complete(stream, number)
                 if not is_failed:
                     other.call(free)
-                wait_until(lambda: shared_blocks() == [], "nothing is attached")
-                wait_until(lambda: other.call(attached_bytes) == 0, "nothing is attached")
-                other.call(empty_cache)
+                wait_until_let_go(other)
+                other.do(gpupool.empty_cache)
             assert has_failed, call
         other.call(attach, buffer.share())
         assert other.call(content) == {1}
@@ -197,20 +164,14 @@ def while_sharing() -> None:
 
 def while_letting_go() -> None:
     buffer = in_pieces()
-    buffer.fill(1)
     with other_process() as other:
         for call in ("Bind", "ExchangeCaptureMode", "EventQuery", "EventRecord"):
             other.call(attach, buffer.share())
             other.call(fill, 1)
             for after in range(3):
-                other.call(inject, call, after)
+                other.do(_native.host_inject, call, "other", after)
             other.call(free)
-            wait_until(lambda: shared_blocks() == [], f"it is let go though {call} has failed")
-            wait_until(lambda: other.call(attached_bytes) == 0, "nothing is attached")
-            other.call(clear)
+            wait_until_let_go(other)
+            other.do(_native.host_clear_faults)
         other.call(attach, buffer.share())
         assert other.call(content) == {1}
-
-
-if __name__ == "__main__":
-    globals()[sys.argv[1]]()

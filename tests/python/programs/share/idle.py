@@ -5,12 +5,11 @@ import logging
 import os
 import resource
 import signal
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import gpupool
-from errors import raised
+from errors import assert_says, raised
+from forking import assert_refused, in_child
 from gpupool import _native
 from other_process import (
     MIB,
@@ -21,10 +20,15 @@ from other_process import (
     fill,
     fork_one_that_stays,
     free,
+    in_pieces,
+    logged,
+    open_files,
     other_process,
+    read_by,
     shared_blocks,
     stopped,
     values,
+    wait_until_let_go,
     watched_processes,
 )
 from waiting import wait_until
@@ -35,16 +39,6 @@ PIECES = 9
 MANY = 1100
 # As many regions stay mapped as src/memory/share/mapping_cache.rs says.
 IDLE_MOST = 1024
-
-
-def in_pieces(byte: int) -> gpupool.DeviceBuffer:
-    """Return a buffer of several extents."""
-    small = [gpupool.empty(2 * MIB) for _ in range(PIECES)]
-    for buffer in small:
-        buffer.free()
-    buffer = gpupool.empty(2 * MIB * PIECES)
-    buffer.fill(byte)
-    return buffer
 
 
 def files_of_memory(process: int | str) -> dict[tuple[str, str], int]:
@@ -63,39 +57,22 @@ def mappings(owner: int | str, process: int | str) -> int:
     return sum(count for file, count in files_of_memory(process).items() if file in own)
 
 
-def wait_until_idle(other: OtherProcess) -> None:
-    wait_until(lambda: other.call(attached_bytes) == 0, "it is let go")
-    # The owner hears of it a little later.
-    wait_until(lambda: shared_blocks() == [], "the owner has it back")
-
-
-def attach_and_let_go(other: OtherProcess, token: gpupool.typing.ShareToken, **arguments: int) -> int:
-    address = other.call(attach_with, token, arguments)
+def attach_and_let_go(other: OtherProcess, token: gpupool.typing.ShareToken, device: int | None = None) -> int:
+    other.put("buffer", gpupool.attach, token, None, device)
+    address = other.of("buffer", "ptr")
     other.call(free)
-    wait_until_idle(other)
+    wait_until_let_go(other)
     return address
 
 
-def attach_with(kept: dict, token: gpupool.typing.ShareToken, arguments: dict[str, int]) -> int:
-    return attach(kept, token, **arguments)
-
-
-def refuse_to_map(kept: dict) -> None:
+def refuse_to_map() -> None:
     for call in OF_MAPPING:
         _native.host_inject(call)
 
 
-def allow(kept: dict) -> None:
-    _native.host_clear_faults()
-
-
-def empty_cache(kept: dict) -> None:
-    gpupool.empty_cache()
-
-
 def needs_a_mapping(other: OtherProcess, token: gpupool.typing.ShareToken) -> bool:
     """Return whether attaching maps anything; the buffer stays attached where it does not."""
-    other.call(refuse_to_map)
+    other.do(refuse_to_map)
     try:
         other.call(attach, token)
     except AssertionError as error:
@@ -103,7 +80,7 @@ def needs_a_mapping(other: OtherProcess, token: gpupool.typing.ShareToken) -> bo
             raise
         return True
     finally:
-        other.call(allow)
+        other.do(_native.host_clear_faults)
     return False
 
 
@@ -120,16 +97,15 @@ def it_is_attached_again_without_a_mapping() -> None:
             other.call(fill, 9)
             assert values(buffer) == {9}
             other.call(free)
-            wait_until_idle(other)
-            assert shared_blocks() == []
+            wait_until_let_go(other)
         # Twice at a time it is one mapping too.
         assert other.call(attach, buffer.share(), "first") == first == other.call(attach, buffer.share(), "second")
         other.call(free, "first")
         other.call(free, "second")
-        wait_until_idle(other)
+        wait_until_let_go(other)
         # Its own call ends it, and then it takes a mapping.
         assert mappings("self", other.process.pid) > 0
-        other.call(empty_cache)
+        other.do(gpupool.empty_cache)
         assert mappings("self", other.process.pid) == 0
         assert needs_a_mapping(other, buffer.share())
 
@@ -164,24 +140,19 @@ def a_new_buffer_where_one_was_needs_no_mapping() -> None:
             buffer.fill(byte)
             assert buffer.ptr == place
             # That of before is gone, though its memory is mapped.
-            name, why = other.refusal(attach, token)
-            assert name == "InvalidValue", why
+            other.refused(gpupool.InvalidValue, attach, token)
             token = buffer.share()
             assert not needs_a_mapping(other, token)
-            assert other.call(address_of) == address
+            assert other.of("buffer", "ptr") == address
             assert other.call(content) == {byte}
             other.call(fill, 9)
             assert values(buffer) == {9}
             other.call(free)
-            wait_until_idle(other)
+            wait_until_let_go(other)
         # A shorter one begins there, and lies in fewer extents.
         buffer.free()
         shorter = gpupool.empty(2 * MIB)
         assert needs_a_mapping(other, shorter.share())
-
-
-def address_of(kept: dict) -> int:
-    return kept["buffer"].ptr
 
 
 def two_buffers_in_one_extent_have_one_mapping() -> None:
@@ -190,9 +161,9 @@ def two_buffers_in_one_extent_have_one_mapping() -> None:
         buffer.fill(byte)
     with other_process() as other:
         first = other.call(attach, one.share(), "one")
-        other.call(refuse_to_map)
+        other.do(refuse_to_map)
         second = other.call(attach, two.share(), "two")
-        other.call(allow)
+        other.do(_native.host_clear_faults)
         assert second - first == two.ptr - one.ptr
         assert mappings("self", other.process.pid) == 1
         assert other.call(attached_bytes) == one.nbytes + two.nbytes
@@ -205,12 +176,12 @@ def two_buffers_in_one_extent_have_one_mapping() -> None:
         one.free()
         gpupool.empty_cache()
         assert other.call(content, "two") == {1}
-        other.call(refuse_to_map)
+        other.do(refuse_to_map)
         assert other.call(attach, three.share(), "three") - second == three.ptr - two.ptr
-        other.call(allow)
+        other.do(_native.host_clear_faults)
         other.call(free, "two")
         other.call(free, "three")
-        wait_until_idle(other)
+        wait_until_let_go(other)
         assert mappings("self", other.process.pid) == 1
         assert not needs_a_mapping(other, two.share())
         assert other.call(content) == {1}
@@ -233,10 +204,8 @@ def an_extents_number_that_comes_again_is_another_extent() -> None:
                 apart = in_pieces(3)
             assert needs_a_mapping(other, same.share())
             for byte, new in ((2, same), (3, apart)):
-                other.call(attach, new.share())
-                assert other.call(content) == {byte}
-                other.call(free)
-            wait_until_idle(other)
+                assert read_by(other, new.share()) == {byte}
+                wait_until_let_go(other)
             same.free()
             apart.free()
             gpupool.empty_cache()
@@ -261,7 +230,7 @@ def what_is_given_back_is_unmapped() -> None:
             assert not needs_a_mapping(other, stays.share())
             assert other.call(content) == {2}
             other.call(free)
-            wait_until_idle(other)
+            wait_until_let_go(other)
             stays.free()
             gpupool.empty_cache()
             assert mappings("self", other.process.pid) == 0
@@ -269,12 +238,7 @@ def what_is_given_back_is_unmapped() -> None:
 
 def what_lacks_memory_waits_for_other_processes() -> None:
     """What each waits for in vain it logs, of a process that is stopped."""
-    logged: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: logged.append(record.getMessage())
-    logger = logging.getLogger("gpupool")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    messages = logged("gpupool", logging.INFO)
     asleep = gpupool.MemPool()
     # With what is shared it is more than the device has.
     with gpupool.use_mem_pool(asleep):
@@ -287,9 +251,9 @@ def what_lacks_memory_waits_for_other_processes() -> None:
             attach_and_let_go(other, buffer.share())
             with stopped(other.process.pid):
                 buffer.free()
-                logged.clear()
+                messages.clear()
                 lack()
-                wait_until(lambda: any("other processes still have" in each for each in logged), f"{lack} has waited")
+                wait_until(lambda: any("other processes still have" in each for each in messages), f"{lack} has waited")
             wait_until(lambda: mappings("self", other.process.pid) == 0, "it has heard all")
     assert large.nbytes == asleep.stats().live_bytes
     held.free()
@@ -325,10 +289,8 @@ def what_the_owner_cannot_release_is_another_region() -> None:
                 gpupool.empty_cache()
             _native.host_clear_faults()
             new = in_pieces(2)
-            other.call(attach, new.share())
-            assert other.call(content) == {2}
-            other.call(free)
-            wait_until_idle(other)
+            assert read_by(other, new.share()) == {2}
+            wait_until_let_go(other)
             new.free()
             gpupool.empty_cache()
             assert mappings("self", other.process.pid) == 0
@@ -364,8 +326,7 @@ def a_pool_that_sleeps_has_its_memory_back() -> None:
         attach_and_let_go(other, token)
         pool.sleep()
         assert mappings("self", other.process.pid) == before
-        name, why = other.refusal(attach, token)
-        assert name == "Unavailable", why
+        other.refused(gpupool.Unavailable, attach, token)
         pool.wake()
         # Other memory: what was mapped is not used.
         assert needs_a_mapping(other, token)
@@ -443,15 +404,11 @@ def free_all(kept: dict) -> None:
         buffer.free()
 
 
-def own_buffer(kept: dict) -> gpupool.typing.ShareToken:
-    kept["own"] = in_pieces(7)
-    return kept["own"].share()
-
-
 def an_owner_that_ends_leaves_nothing() -> None:
     for end in (OtherProcess.leave, OtherProcess.kill):
         with other_process() as owner:
-            token = owner.call(own_buffer)
+            owner.put("own", in_pieces, 7)
+            token = owner.of("own", "share")
             child = owner.call(fork_one_that_stays) if end is OtherProcess.kill else 0
             buffer = gpupool.attach(token)
             assert values(buffer) == {7}
@@ -489,22 +446,13 @@ def a_forked_child_leaves_it_alone() -> None:
     buffer = in_pieces(1)
     with other_process() as other:
         attach_and_let_go(other, buffer.share())
-        assert other.call(fork_and_try, buffer.share()) == 0
+        other.do(fork_and_try, buffer.share())
         assert not needs_a_mapping(other, buffer.share())
         assert other.call(content) == {1}
 
 
-def fork_and_try(kept: dict, token: gpupool.typing.ShareToken) -> int:
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            raised(gpupool.Forked, lambda: gpupool.attach(token))
-            raised(gpupool.Forked, gpupool.empty_cache)
-            code = 0
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+def fork_and_try(token: gpupool.typing.ShareToken) -> None:
+    in_child(lambda: assert_refused(lambda: gpupool.attach(token), gpupool.empty_cache))
 
 
 def the_oldest_go_first() -> None:
@@ -514,7 +462,7 @@ def the_oldest_go_first() -> None:
         for token in tokens:
             other.call(attach, token)
             other.call(free)
-        wait_until_idle(other)
+        wait_until_let_go(other)
         wait_until(lambda: mappings("self", other.process.pid) == IDLE_MOST, "the most that stay are mapped")
         assert not needs_a_mapping(other, tokens[-1])
         assert needs_a_mapping(other, tokens[0])
@@ -529,7 +477,7 @@ def a_process_without_room_for_files_attaches() -> None:
         other.call(attach_with_few_files, buffer.share(), 3)
         assert other.call(content) == {1}
         other.call(free)
-        wait_until_idle(other)
+        wait_until_let_go(other)
         assert mappings("self", other.process.pid) == 0
 
 
@@ -539,9 +487,9 @@ def a_process_without_room_for_an_event_holds_nothing() -> None:
     with other_process() as other:
         number = _native.host_submit(stream)
         # One for the connection that asks, and none for what it is answered with.
-        name, why = other.refusal(attach_with_few_files, buffer.share(stream), 1)
-        assert name == "Unavailable", why
-        assert "may open no more files" in why
+        assert_says(
+            other.refused(gpupool.Unavailable, attach_with_few_files, buffer.share(stream), 1), "may open no more files"
+        )
         wait_until(lambda: shared_blocks() == [], "it is let go")
         _native.host_complete(stream, number)
 
@@ -570,7 +518,7 @@ def on_two_devices() -> None:
         for device in (0, 1):
             attach_and_let_go(other, token, device=device)
         both = mappings("self", other.process.pid)
-        other.call(empty_cache)
+        other.do(gpupool.empty_cache)
         assert mappings("self", other.process.pid) == 0
         for device in (0, 1):
             attach_and_let_go(other, token, device=device)
@@ -585,43 +533,32 @@ def whatever_call_fails_it_ends() -> None:
         # What is made once stays.
         first = in_pieces(1)
         attach_and_let_go(other, first.share())
-        other.call(empty_cache)
+        other.do(gpupool.empty_cache)
         for call in ("Bind", "ExchangeCaptureMode", "MemoryUnmap", "AddressFree", "ExtentRelease"):
-            for end in (give_back, lambda buffer: other.call(empty_cache)):
-                end_with_a_fault(other, call, end)
+            for is_given_back in (True, False):
+                end_with_a_fault(other, call, is_given_back)
 
 
-def give_back(buffer: gpupool.DeviceBuffer) -> None:
-    buffer.free()
-    gpupool.empty_cache()
-
-
-def end_with_a_fault(other: OtherProcess, call: str, end: Callable) -> None:
+def end_with_a_fault(other: OtherProcess, call: str, is_given_back: bool) -> None:
     buffer = in_pieces(1)
     # Also what was imported is open until it is released.
-    files = other.call(open_files)
+    files = other.do(open_files)
     attach_and_let_go(other, buffer.share())
-    other.call(inject, call)
-    end(buffer)
+    other.do(inject, call)
+    if is_given_back:
+        buffer.free()
+        gpupool.empty_cache()
+    else:
+        other.do(gpupool.empty_cache)
     wait_until(lambda: mappings("self", other.process.pid) == 0, f"it has ended though {call} has failed")
-    wait_until(lambda: other.call(open_files) <= files, f"all is released though {call} has failed")
-    other.call(allow)
+    wait_until(lambda: other.do(open_files) <= files, f"all is released though {call} has failed")
+    other.do(_native.host_clear_faults)
     after = in_pieces(2)
-    other.call(attach, after.share())
-    assert other.call(content) == {2}
-    other.call(free)
-    wait_until_idle(other)
-    other.call(empty_cache)
+    assert read_by(other, after.share()) == {2}
+    wait_until_let_go(other)
+    other.do(gpupool.empty_cache)
 
 
-def open_files(kept: dict) -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-def inject(kept: dict, call: str) -> None:
+def inject(call: str) -> None:
     for after in range(3):
         _native.host_inject(call, "other", after)
-
-
-if __name__ == "__main__":
-    globals()[sys.argv[1]]()

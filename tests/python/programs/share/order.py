@@ -1,11 +1,9 @@
 """Work of different processes on one buffer comes in order, and no call waits for it."""
 
-import sys
-
 import gpupool
 from errors import assert_says, raised
 from gpupool import _native
-from other_process import MIB, is_full, other_process, shared_blocks, values, wait_until_free
+from other_process import MIB, is_full, of, other_process, shared_blocks, values, wait_until_free
 from waiting import wait_until
 
 LARGE = 40 * MIB
@@ -19,21 +17,13 @@ def attach_on(kept: dict, token: gpupool.typing.ShareToken) -> bool:
     return kept["stream"].query()
 
 
-def is_done(kept: dict) -> bool:
-    return kept["stream"].query()
-
-
-def synchronize(kept: dict) -> None:
-    kept["stream"].synchronize()
-
-
-def work(kept: dict) -> None:
+def work(kept: dict, on: str = "stream") -> None:
     """Put work on the stream that is done when told to."""
-    kept["number"] = _native.host_submit(kept["stream"])
+    kept["number"] = _native.host_submit(kept[on])
 
 
-def complete(kept: dict) -> None:
-    _native.host_complete(kept["stream"], kept["number"])
+def complete(kept: dict, on: str = "stream") -> None:
+    _native.host_complete(kept[on], kept["number"])
 
 
 def free(kept: dict) -> None:
@@ -52,15 +42,15 @@ def what_the_owner_submitted_comes_first() -> None:
     token = buffer.share(stream)
     with other_process() as other:
         assert other.call(attach_on, token) is False
-        assert other.call(is_done) is False
+        assert other.of("stream", "query") is False
         _native.host_complete(stream, number)
-        wait_until(lambda: other.call(is_done), "the other process's work is done")
+        wait_until(lambda: other.of("stream", "query"), "the other process's work is done")
         assert values(buffer) == {2}
         # What is shared after is waited for by who attaches after.
         number = _native.host_submit(stream)
         assert other.call(attach_on, token) is True
         assert other.call(attach_on, buffer.share(stream)) is False
-        other.begin(synchronize)
+        other.begin(of, "stream", "synchronize")
         _native.host_complete(stream, number)
         other.end()
 
@@ -82,11 +72,6 @@ def share_behind_work(kept: dict) -> gpupool.typing.ShareToken:
     kept["buffer"] = gpupool.empty(MIB, kept["stream"])
     _native.host_submit(kept["stream"])
     return kept["buffer"].share(kept["stream"])
-
-
-def share_idle(kept: dict) -> gpupool.typing.ShareToken:
-    kept["buffer"] = gpupool.empty(MIB)
-    return kept["buffer"].share()
 
 
 def what_the_others_submitted_comes_before_its_next_use() -> None:
@@ -113,18 +98,14 @@ def what_was_recorded_on_another_stream_counts() -> None:
         buffer.free()
         other.call(free)
         assert all(is_full(LARGE) for _ in range(100))
-        other.call(complete_another)
+        other.call(complete, "another")
         wait_until_free(LARGE).free()
 
 
 def record_another(kept: dict) -> None:
     kept["another"] = gpupool.Stream()
-    kept["number"] = _native.host_submit(kept["another"])
+    work(kept, "another")
     kept["buffer"].record_stream(kept["another"])
-
-
-def complete_another(kept: dict) -> None:
-    _native.host_complete(kept["another"], kept["number"])
 
 
 def a_killed_process_has_no_work_left() -> None:
@@ -142,7 +123,8 @@ def captures_are_refused_and_not_spoilt() -> None:
     stream = gpupool.Stream()
     buffer = gpupool.empty(MIB)
     with other_process() as other:
-        token = other.call(share_idle)
+        other.put("buffer", gpupool.empty, MIB)
+        token = other.of("buffer", "share")
         _native.host_begin_capture(stream)
         for call in (lambda: buffer.share(stream), lambda: gpupool.attach(token, stream=stream)):
             assert_says(raised(gpupool.InvalidValue, call), "captured")
@@ -151,7 +133,3 @@ def captures_are_refused_and_not_spoilt() -> None:
         gpupool.attach(token).free()
         wait_until(lambda: gpupool.memory_stats().attached_bytes == 0, "nothing is attached")
         _native.host_end_capture(stream)
-
-
-if __name__ == "__main__":
-    globals()[sys.argv[1]]()

@@ -1,7 +1,5 @@
 """Attached memory of a device whose peers may use it, as they may use the device's own, whoever ends first."""
 
-import sys
-
 import gpupool
 from errors import assert_says, raised
 from other_process import (
@@ -73,11 +71,6 @@ def the_owner_ends_first() -> None:
             gpupool.empty_cache()
 
 
-def attach_for(kept: dict, token: gpupool.typing.ShareToken, device: int) -> None:
-    """Attach a buffer for a device, and keep it."""
-    kept["buffer"] = gpupool.attach(token, device=device)
-
-
 def fill_on_the_peer(kept: dict, byte: int) -> set[int]:
     """Fill what was attached by device 1, after that got access to device 0."""
     gpupool.enable_peer_access(0, 1)
@@ -92,7 +85,7 @@ def who_attached_it_ends_first() -> None:
             kept = {}
             token = share(kept, LARGE)
             with other_process() as other:
-                other.call(attach_for, token, device)
+                other.put("buffer", gpupool.attach, token, None, device)
                 assert other.call(fill_on_the_peer, 9) == {9}
                 end(other)
             wait_until(lambda: shared_blocks() == [], "the other process has let go")
@@ -100,7 +93,3 @@ def who_attached_it_ends_first() -> None:
             kept.pop("buffer").free()
             wait_until_free(LARGE).free()
             gpupool.empty_cache()
-
-
-if __name__ == "__main__":
-    globals()[sys.argv[1]]()

@@ -1,7 +1,5 @@
 """Memory that cannot be shared, and what is said of it."""
 
-import sys
-
 import gpupool
 from errors import assert_says, raised
 
@@ -27,7 +25,3 @@ def by_name() -> None:
     buffer.fill(4)
     same = gpupool.attach(buffer.share())
     assert set(bytes(same)) == {4}
-
-
-if __name__ == "__main__":
-    globals()[sys.argv[1]]()

@@ -28,6 +28,13 @@ def code_of(program: str) -> types.CodeType:
     return compile(Path(program).read_bytes(), program, "exec", dont_inherit=True)
 
 
+@functools.cache
+def is_asked_for_functions(program: str | Path) -> bool:
+    """Return whether a program leaves it to who runs it to call the function that it is run for."""
+    text = Path(program).read_text()
+    return "__main__" not in text and "sys.argv" not in text
+
+
 def be_in(environment: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
@@ -102,7 +109,10 @@ def run(program: str, arguments: list[str]) -> None:
     code = code_of(program)
     if "other_process" in code.co_names:
         importlib.import_module("other_process").nursery = Nursery(program)
-    exec(code, begin_as("__main__", program).__dict__)
+    module = begin_as("__main__", program)
+    exec(code, module.__dict__)
+    if arguments and is_asked_for_functions(program):
+        getattr(module, arguments[0])(*arguments[1:])
 
 
 def serve(asked: socket.socket, places: list[str]) -> None:

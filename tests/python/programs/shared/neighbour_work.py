@@ -1,17 +1,32 @@
 """What a neighbour does for a test: it has memory of every kind, and tells what became of it."""
 
 import gpupool
-from other_process import MIB, values
+from other_process import MIB, OtherProcess, values
 
 
-def say(kept: dict, name: str | None = None, guarantee: int = 0, most: int | None = None, priority: int = 0) -> None:
-    """Become a neighbour."""
-    gpupool.set_neighbour(name, guarantee, most, priority)
-
-
-def reserved(kept: dict) -> int:
+def reserved() -> int:
     """Return how much memory the process has."""
     return gpupool.memory_stats().reserved_bytes
+
+
+def claimed_by(process: OtherProcess) -> int | None:
+    """Return what another process tells that it has claimed, if it answers."""
+    return next((each.claimed_bytes for each in gpupool.neighbours() if each.pid == process.process.pid), None)
+
+
+def others(*, pools: bool = False) -> list[gpupool.typing.Neighbour]:
+    """Return the neighbours but this process."""
+    return [each for each in gpupool.neighbours(pools=pools) if not each.is_self]
+
+
+def is_granted(nbytes: int, timeout: float = 0) -> bool:
+    """Return whether so much can be claimed, and release it."""
+    try:
+        gpupool.claim(nbytes, timeout=timeout).release()
+    # The last one is the simulated device's, which needs a descriptor as well.
+    except (gpupool.OutOfMemory, gpupool.Unavailable, gpupool.LibraryError):
+        return False
+    return True
 
 
 def cache(kept: dict, nbytes: int, pool: str | None = None) -> int:
@@ -20,7 +35,7 @@ def cache(kept: dict, nbytes: int, pool: str | None = None) -> int:
     empty = kept["pool"].empty if pool else gpupool.empty
     buffers = [empty(2 * MIB) for _ in range(nbytes // (2 * MIB))]
     del buffers
-    return reserved(kept)
+    return reserved()
 
 
 def hold_discardable(kept: dict, nbytes: int, pinned: int = 0, page_bytes: int = 2 * MIB) -> None:
@@ -35,10 +50,10 @@ def hold_discardable(kept: dict, nbytes: int, pinned: int = 0, page_bytes: int =
     gpupool.synchronize()
 
 
-def cached(kept: dict, name: str) -> list[int]:
-    """Return what the range has told."""
+def discarded(kept: dict) -> list[int]:
+    """Return what the range has told, as it does with its next call."""
     kept["range"].prepare(0)
-    return sorted(kept[name])
+    return sorted(kept["discarded"])
 
 
 def offer(kept: dict, nbytes: int, wakes_on_use: bool = False, use: str = "") -> None:
@@ -64,11 +79,6 @@ def offer(kept: dict, nbytes: int, wakes_on_use: bool = False, use: str = "") ->
         gpupool._native.host_end_capture(kept["stream"])
 
 
-def has(kept: dict, what: str) -> bool:
-    """Return whether the pool is so."""
-    return getattr(kept["pool"], what)
-
-
 def held(kept: dict, nbytes: int, wakes: bool = False) -> None:
     """Request a little more from the pool, and check what its buffer holds."""
     if wakes:
@@ -90,7 +100,16 @@ def release(kept: dict) -> None:
         kept.pop("claim").release()
 
 
-def request(kept: dict, nbytes: int) -> bool:
+def try_claim(kept: dict, nbytes: int, timeout: float = 0) -> bool:
+    """Return whether so much can be claimed, and hold it."""
+    try:
+        claim(kept, nbytes, timeout)
+    except (gpupool.OutOfMemory, gpupool.Unavailable):
+        return False
+    return True
+
+
+def request(nbytes: int) -> bool:
     """Return whether so many bytes can be had, and free them."""
     try:
         buffer = gpupool.empty(nbytes)

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import logging
 import multiprocessing
 import os
 import signal
@@ -94,14 +95,27 @@ class OtherProcess:
         self.begin(work, *arguments)
         return self.end()
 
-    def refusal(self, work: Callable, *arguments: Any) -> tuple[str, str]:
-        """Have work done that gpupool refuses, and return the exception's name and text."""
+    def do(self, function: Callable, *arguments: Any) -> Any:
+        """Have a function called that has the same name in every process, and return what it returned."""
+        return self.call(do, function, *arguments)
+
+    def put(self, name: str, function: Callable, *arguments: Any) -> None:
+        """Have what the function returns kept under a name."""
+        self.call(put, name, function, *arguments)
+
+    def of(self, name: str, attribute: str, *arguments: Any) -> Any:
+        """Return an attribute of what is kept, or what it returned where it is a method."""
+        return self.call(of, name, attribute, *arguments)
+
+    def refused(self, kind: type[gpupool.Error], work: Callable, *arguments: Any) -> str:
+        """Have work done that gpupool refuses with this kind of error, and return what it says."""
         self.begin(work, *arguments)
         assert self._connection.poll(LONG), "the other process does not answer"
         is_done, answer = self._connection.recv()
         assert not is_done, f"the other process was not refused: {answer}"
-        assert answer[0] != "a fault of the test", answer[1]
-        return answer
+        name, text = answer
+        assert name == kind.__name__, text
+        return text
 
     def leave(self) -> None:
         """Have the process end as processes do."""
@@ -115,6 +129,22 @@ class OtherProcess:
         # Not by a join, which would wait for its children as well.
         wait_until(lambda: self.process.exitcode is not None, "the killed process has ended")
         assert self.process.exitcode == -signal.SIGKILL
+
+
+def do(kept: dict, function: Callable, *arguments: Any) -> Any:
+    """Call a function."""
+    return function(*arguments)
+
+
+def put(kept: dict, name: str, function: Callable, *arguments: Any) -> None:
+    """Keep what a function returns."""
+    kept[name] = function(*arguments)
+
+
+def of(kept: dict, name: str, attribute: str, *arguments: Any) -> Any:
+    """Return an attribute of what is kept, or what it returned where it is a method."""
+    value = getattr(kept[name], attribute)
+    return value(*arguments) if callable(value) else value
 
 
 @contextlib.contextmanager
@@ -173,6 +203,20 @@ def content(kept: dict, name: str = "buffer") -> set[int]:
     return values(kept[name])
 
 
+def wait_until_let_go(other: OtherProcess) -> None:
+    """Wait until another process has nothing attached, and until this one, which hears of it later, knows that."""
+    wait_until(lambda: other.call(attached_bytes) == 0, "the other process has let go")
+    wait_until(lambda: shared_blocks() == [], "this process knows that it is let go")
+
+
+def read_by(other: OtherProcess, token: gpupool.typing.ShareToken) -> set[int]:
+    """Return the values of the bytes that another process finds; it lets go of them again."""
+    other.call(attach, token)
+    found = other.call(content)
+    other.call(free)
+    return found
+
+
 def values(buffer: gpupool.DeviceBuffer) -> set[int]:
     """Return the values of a buffer's bytes, at once where all are the same."""
     found = bytes(buffer)
@@ -216,6 +260,31 @@ def is_full(nbytes: int) -> bool:
     except gpupool.OutOfMemory:
         return True
     return False
+
+
+def in_pieces(byte: int = 1, pieces: int = 9) -> gpupool.DeviceBuffer:
+    """Return a buffer of several extents, filled with the byte."""
+    small = [gpupool.empty(2 * MIB) for _ in range(pieces)]
+    for buffer in small:
+        buffer.free()
+    buffer = gpupool.empty(2 * MIB * pieces)
+    buffer.fill(byte)
+    return buffer
+
+
+def open_files() -> int:
+    """Return how many descriptors are open, but for that of the listing."""
+    return len(os.listdir("/proc/self/fd")) - 1
+
+
+def logged(name: str, level: int) -> list[str]:
+    """Return the list that messages of a logger come to from now on."""
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())
+    logging.getLogger(name).addHandler(handler)
+    logging.getLogger(name).setLevel(level)
+    return messages
 
 
 def watched_processes(kept: dict | None = None) -> int:
