@@ -202,18 +202,6 @@ def stay_until_they_are_let_go():
         wait_until(lambda: live() <= before, "the memory came back")
 
 
-def outlive_a_killed_receiver():
-    tensor = words(3)
-    with Worker() as worker:
-        worker.call("keep", tensor)
-        os.kill(worker.process.pid, signal.SIGKILL)
-        worker.process.join()
-    assert holds_words(None, tensor, 3)
-    wait_until(lambda: gpupool.memory_summary(0).devices[0].shared == (), "the killed process holds nothing")
-    with Worker() as worker:
-        assert worker.call("holds_words", tensor, 3) is True
-
-
 def are_used_on_other_streams():
     tensor = words(0, 1000)
     with Worker() as worker:
