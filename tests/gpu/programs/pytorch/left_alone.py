@@ -1,4 +1,4 @@
-"""PyTorch was told to use CUDA's own pool, by PYTORCH_CUDA_ALLOC_CONF: gpupool says so, and PyTorch goes on with that."""
+"""PyTorch was told to use CUDA's own pool, by PYTORCH_CUDA_ALLOC_CONF: gpupool says so, and PyTorch goes on with it."""
 
 import gpupool
 import torch

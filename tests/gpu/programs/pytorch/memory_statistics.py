@@ -1,4 +1,4 @@
-"""PyTorch's statistics with gpupool enabled after the first tensor: every key, and numbers that agree with gpupool's."""
+"""PyTorch's statistics with gpupool enabled after the first tensor: every key, and numbers like gpupool's."""
 
 import sys
 

@@ -1,8 +1,6 @@
 """Tensors in gpupool's memory that torch.multiprocessing sends to another process, which enables gpupool or not."""
 
 import gc
-import os
-import signal
 import sys
 
 import gpupool
