@@ -16,7 +16,7 @@ from gpu_helpers import (
     run_program,
     stream_of,
 )
-from long_kernel import LongKernel
+from long_kernel import LongKernel, spin
 from partitions import Refused, contexts_of, driver, halves, made
 from products import Product
 from waiting import PATIENCE
@@ -27,11 +27,7 @@ MIB = 1 << 20
 NOT_READY = 600
 # About 100 ms of an H200, in which the host does what comes next.
 SPIN_CYCLES = int(200_000_000 * PATIENCE)
-SPIN = r"""
-extern "C" __global__ void spin(long long cycles) {
-  long long start = clock64();
-  while (clock64() - start < cycles) {}
-}
+MARK = r"""
 extern "C" __global__ void mark(unsigned *blocks, long long cycles) {
   unsigned processor;
   asm volatile("mov.u32 %0, %%smid;" : "=r"(processor));
@@ -49,17 +45,6 @@ def at(address):
 def on(stream):
     """Return CuPy's view of the stream at this address, which frees no stream."""
     return cupy.cuda.ExternalStream(stream)
-
-
-@pytest.fixture(scope="module")
-def kernels():
-    module = cupy.RawModule(code=SPIN)
-    kernels = {name: module.get_function(name) for name in ("spin", "mark")}
-    # Loaded before a kernel is busy, which loading may wait for.
-    kernels["spin"]((1,), (1,), (1,))
-    kernels["mark"]((1,), (1,), (cupy.zeros(1024, dtype=cupy.uint32), 1))
-    cupy.cuda.runtime.deviceSynchronize()
-    return kernels
 
 
 @pytest.fixture
@@ -110,14 +95,16 @@ def test_the_driver_says_whose_a_stream_is(parts, streams):
         assert context == made("cuCtxFromGreenCtx", at(part.green)) != primary
 
 
-def test_an_event_of_the_device_has_the_work_of_a_part(streams, kernels):
+def test_an_event_of_the_device_has_the_work_of_a_part(streams):
+    # Loaded before a kernel is busy, which loading may wait for.
+    spin(1)
     for record in (
         lambda event: driver.cuEventRecord(event, at(streams[0])),
         lambda event: driver.cuCtxRecordEvent(at(made("cuCtxGetCurrent")), event),
     ):
         event = at(made("cuEventCreate", 2))
         with on(streams[0]):
-            kernels["spin"]((1,), (1,), (SPIN_CYCLES,))
+            spin(SPIN_CYCLES)
         assert record(event) == 0
         assert driver.cuEventQuery(event) == NOT_READY
         assert driver.cuStreamWaitEvent(at(streams[1]), event, 0) == 0
@@ -126,12 +113,14 @@ def test_an_event_of_the_device_has_the_work_of_a_part(streams, kernels):
         assert driver.cuEventDestroy_v2(event) == 0
 
 
-def test_kernels_run_on_the_processors_of_their_part(parts, streams, kernels):
+def test_kernels_run_on_the_processors_of_their_part(parts, streams):
+    mark = cupy.RawKernel(MARK, "mark")
+    mark((1,), (1,), (cupy.zeros(1024, dtype=cupy.uint32), 1))
     seen = [cupy.zeros(1024, dtype=cupy.uint32) for _ in streams]
     cupy.cuda.runtime.deviceSynchronize()
     for stream, blocks in zip(streams, seen, strict=True):
         with on(stream):
-            kernels["mark"]((2048,), (256,), (blocks, 20_000))
+            mark((2048,), (256,), (blocks, 20_000))
     cupy.cuda.runtime.deviceSynchronize()
     processors = [set(cupy.flatnonzero(blocks).get().tolist()) for blocks in seen]
     both = processors[0] & processors[1]

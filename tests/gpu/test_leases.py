@@ -6,6 +6,7 @@ import threading
 import gpupool
 import pytest
 from gpu_helpers import BY_STREAM, POOLS, STREAM_FUNCTIONS, cupy, in_threads, pool_or_skip, run_program, stream_of
+from long_kernel import LongKernel
 
 
 @pytest.mark.parametrize("name", POOLS)
@@ -111,31 +112,19 @@ def test_a_handler_of_cudss_that_an_owner_set_is_taken_off(kind):
         assert get_handler(handle, told) != 0, "the last owner's is there"
 
 
-BUSY = """
-extern "C" __global__ void busy(long long cycles, volatile int *stop) {
-  const long long end = clock64() + cycles;
-  while (clock64() < end && !*stop) {}
-}
-"""
-
-
 @pytest.mark.parametrize("name", [name for name in POOLS if name not in BY_STREAM])
 def test_a_hand_over_waits_for_no_work_of_the_former_stream(name):
     pool = pool_or_skip(name)
     pool.trim()
-    busy = cupy.RawKernel(BUSY, "busy")
-    first, second = gpupool.Stream(), gpupool.Stream()
-    stop = cupy.zeros(1, dtype=cupy.int32)
-    cupy.cuda.runtime.deviceSynchronize()
+    first, second, kernel = gpupool.Stream(), gpupool.Stream(), LongKernel()
     with pool.lease(first) as lease:
         handle = int(lease)
     with cupy.cuda.ExternalStream(first.ptr):
-        busy((1,), (1,), (10**9, stop))
+        kernel.begin()
     with pool.lease(second) as lease:
         assert int(lease) == handle
     waits, is_busy = not second.query(), not first.query()
-    with cupy.cuda.Stream(non_blocking=True):
-        stop.fill(1)
+    kernel.end()
     first.synchronize()
     second.synchronize()
     assert (waits, is_busy) == (False, True)

@@ -10,17 +10,12 @@ import gpupool
 import numpy as np
 import pytest
 from gpu_helpers import cupy, import_or_skip, in_threads_until_returned, pool_or_skip
+from long_kernel import spin
 from waiting import wait_until
 
 pytestmark = pytest.mark.device_memory(gib=4)
 
 MIB = 1 << 20
-BUSY = """
-extern "C" __global__ void busy(long long cycles) {
-  const long long end = clock64() + cycles;
-  while (clock64() < end) {}
-}
-"""
 at = ctypes.c_void_p
 both = pytest.mark.parametrize("name", ["custatevec", "cutensornet"])
 
@@ -179,11 +174,10 @@ def test_whether_destroying_waits_for_the_device(name):
     pool = pool_or_skip(name)
     pool.trim()
     assert pool.warm(1) == 1
-    busy = cupy.RawKernel(BUSY, "busy")
     with cupy.cuda.Stream(non_blocking=True) as stream:
-        busy((1,), (1,), (10,))
+        spin(10)
         stream.synchronize()
-        busy((1,), (1,), (10**9,))
+        spin(10**9)
         assert pool.trim() == 1
         print(f"{name}: destroying a handle: {'waits' if stream.done else 'does not wait'} for the device")
         stream.synchronize()

@@ -6,19 +6,13 @@ import sys
 
 import cupy
 import gpupool
+from long_kernel import spin
 from partitions import driver, halves, made
 
 MIB = 1 << 20
 NOT_READY = 600
 SPIN_CYCLES = 400_000_000
-SPIN = r"""
-extern "C" __global__ void spin(long long cycles) {
-  long long start = clock64();
-  while (clock64() - start < cycles) {}
-}
-"""
 
-spin = cupy.RawKernel(SPIN, "spin")
 at = ctypes.c_void_p
 
 
@@ -49,7 +43,7 @@ def total(array):
 
 def loaded():
     """Load every kernel that is used, which may wait for one that is busy."""
-    spin((1,), (1,), (1,))
+    spin(1)
     array, other = cupy.zeros(1024, dtype=cupy.uint8), cupy.zeros(1024, dtype=cupy.uint8)
     array.fill(1)
     other[:] = array
@@ -59,7 +53,7 @@ def loaded():
 def busy_copy(stream, source, result):
     """Copy on a stream, after a kernel that takes long."""
     with on(stream):
-        spin((1,), (1,), (SPIN_CYCLES,))
+        spin(SPIN_CYCLES)
         result[:] = source
 
 
@@ -86,7 +80,7 @@ def driver_answers():
     stream, place = part.stream(), at()
     event, status = at(made("cuEventCreate", 2)), ctypes.c_int()
     with on(stream):
-        spin((1,), (1,), (SPIN_CYCLES,))
+        spin(SPIN_CYCLES)
     part.destroy()
     tell("cuCtxRecordEvent", driver.cuCtxRecordEvent(at(made("cuCtxGetCurrent")), event))
     tell("the event of all work, while the kernel may run (600: not done)", driver.cuEventQuery(event))
@@ -202,7 +196,7 @@ def current_default_stream():
         context, green = at(), at()
         status = driver.cuStreamGetCtx_v2(None, ctypes.byref(context), ctypes.byref(green))
         tell("the default stream's contexts", (status, context.value == primary, green.value == part.green))
-        spin((1,), (1,), (SPIN_CYCLES,))
+        spin(SPIN_CYCLES)
         tell("the green context's default stream (600: busy)", driver.cuStreamQuery(None))
         assert driver.cuCtxSetCurrent(at(primary)) == 0, "the primary context cannot be made current"
         tell("the primary context's default stream (600: busy)", driver.cuStreamQuery(None))
