@@ -260,7 +260,7 @@ def test_handles_of_threads_go_back_to_the_pool(threads):
 
 
 def test_captures_survive_the_end_of_a_thread_that_had_a_handle():
-    run_program("captures/end_of_a_thread_with_cupys_handle.py")
+    run_program("captures/handles.py", "a_thread_with_one_of_cupys_ends")
 
 
 @pytest.mark.parametrize("order", ["cupy-gpupool", "gpupool-cupy"])

@@ -133,13 +133,13 @@ def test_a_hand_over_waits_for_no_work_of_the_former_stream(name):
 @pytest.mark.parametrize("mode", ["Global", "ThreadLocal", "Relaxed"])
 def test_a_capture_survives_first_handles_leases_and_trims_in_many_threads(mode):
     names = [name for name in POOLS if getattr(gpupool, name).available]
-    run_program("captures/many_threads.py", ",".join(names), mode)
+    run_program("captures/handles.py", "many_threads_ask_for_them", ",".join(names), mode)
 
 
 @pytest.mark.parametrize("name", POOLS)
 def test_hand_overs_spoil_no_capture_of_somebody_else(name):
     pool_or_skip(name)
-    run_program("captures/of_somebody_else.py", name)
+    run_program("captures/handles.py", "they_are_handed_over", name)
 
 
 def test_a_limit_holds_for_real_handles():

@@ -1,4 +1,4 @@
-"""Device memory of gpupool's in other people's hands: by DLPack and the CUDA array interface, on streams of their own."""
+"""Device memory of gpupool's in other people's hands: by DLPack and the CUDA array interface, on their own streams."""
 
 import gc
 import os
