@@ -192,7 +192,7 @@ def test_disabled_it_is_cuda_cores_own_again(device):
 @pytest.mark.parametrize("order", ["gpupool cuda.core cupy", "cupy cuda.core gpupool", "cuda.core gpupool cupy"])
 def test_exits_cleanly_with_live_buffers(order):
     import_or_skip("cuda.core")
-    run_program("ends/with_cuda_core_buffers.py", order)
+    run_program("ends/with_frameworks.py", *order.split(), "cuda_core_buffers")
 
 
 def test_every_word_of_pinned_buffers_comes_and_goes(device):

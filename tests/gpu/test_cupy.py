@@ -265,7 +265,7 @@ def test_captures_survive_the_end_of_a_thread_that_had_a_handle():
 
 @pytest.mark.parametrize("order", ["cupy-gpupool", "gpupool-cupy"])
 def test_exits_cleanly_with_live_arrays_and_handles(order):
-    run_program("ends/with_cupy_arrays.py", order)
+    run_program("ends/with_frameworks.py", *order.split("-"), "cupy_arrays")
 
 
 def test_the_example_runs_with_and_without(examples):

@@ -8,6 +8,7 @@ import gpupool
 import pytest
 from gpu_helpers import (
     BY_STREAM,
+    PROGRAMS,
     STREAM_FUNCTIONS,
     cupy,
     import_or_skip,
@@ -19,6 +20,7 @@ from gpu_helpers import (
 from long_kernel import LongKernel, spin
 from partitions import Refused, contexts_of, driver, halves, made
 from products import Product
+from python.running import functions_of
 from waiting import PATIENCE
 
 pytestmark = pytest.mark.device_memory(gib=3)
@@ -338,9 +340,7 @@ def test_a_graph_of_a_part_replays(streams, mode):
 # The end of a green context, in a process of its own, since what the driver then does is what is looked at.
 
 
-@pytest.mark.parametrize(
-    "what", ["driver_answers", "idle", "busy", "streams_first", "recorded", "captured", "current_default_stream"]
-)
+@pytest.mark.parametrize("what", functions_of(str(PROGRAMS / "ends/with_green_contexts.py")))
 def test_a_green_context_ends(what):
     print(run_program("ends/with_green_contexts.py", what))
 

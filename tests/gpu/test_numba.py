@@ -81,7 +81,7 @@ def test_numbas_own(case):
 def test_exits_cleanly_with_live_arrays(order):
     import_or_skip("numba.cuda")
     import_or_skip("torch")
-    run_program("ends/with_numba_arrays.py", order)
+    run_program("ends/with_frameworks.py", *order.split(", "), "numba_arrays")
 
 
 @pytest.mark.usefixtures("compiles")

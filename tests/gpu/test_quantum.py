@@ -9,7 +9,14 @@ import importlib
 import gpupool
 import numpy as np
 import pytest
-from gpu_helpers import cupy, import_or_skip, in_threads_until_returned, pool_or_skip
+from gpu_helpers import (
+    cupy,
+    import_or_skip,
+    in_threads_until_returned,
+    name_of_handler,
+    pool_or_skip,
+    wait_for_all_back,
+)
 from long_kernel import spin
 from waiting import wait_until
 
@@ -30,14 +37,6 @@ def pool(name):
     pool.trim()
 
 
-def name_of_handler(pool, handle):
-    """Return what the handler of the handle's device memory is called; None if it is the library's own."""
-    # Context, two functions, and 64 bytes of a name.
-    handler = (ctypes.c_char * 88)()
-    status = getattr(ctypes.CDLL(pool.path), f"{pool.name}GetDeviceMemHandler")(at(int(handle)), handler)
-    return handler[24:].split(b"\0")[0].decode() if status == 0 else None
-
-
 def set_handler(pool, handle, handler):
     """Return the status of setting a handler, or none."""
     return getattr(ctypes.CDLL(pool.path), f"{pool.name}SetDeviceMemHandler")(at(int(handle)), handler)
@@ -50,12 +49,6 @@ def example_of(pool):
 def needs_memory(result):
     """Return whether a call took memory beside the handle's own: a gate may find enough there."""
     return getattr(result, "workspace_bytes", 1) > 0
-
-
-def wait_for_all_back(pool, mem_pool):
-    """Destroy idle handles, and wait for what was freed on streams whose work is not done yet."""
-    pool.trim()
-    wait_until(lambda: gpupool.empty_cache() >= 0 and mem_pool.stats().live_bytes == 0, "the memory is back")
 
 
 @both
@@ -100,8 +93,7 @@ def test_it_changes_between_calls(pool):
     # Handles have no handler now, without which both libraries refuse to compute without a workspace.
     with pytest.raises(RuntimeError, match=f"{pool.name}.*: status"):
         example.check(4)
-    for mem_pool in (one, two):
-        wait_for_all_back(pool, mem_pool)
+    wait_for_all_back(pool, one, two)
     assert (one.use_count(), two.use_count()) == (1, 1)
 
 

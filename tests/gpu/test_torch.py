@@ -264,4 +264,4 @@ def test_a_graph_over_a_pool_of_ours(torch):
 )
 @pytest.mark.usefixtures("torch")
 def test_exits_cleanly_with_live_tensors(steps):
-    run_program("ends/with_torch_tensors.py", steps)
+    run_program("ends/with_frameworks.py", *steps.split("-"))

@@ -219,7 +219,7 @@ def test_warps_own_sample_gives_the_same(wp):
 
 @pytest.mark.parametrize("first", ["gpupool", "warp"])
 def test_exits_cleanly_with_live_arrays_and_graphs(kernels, first):
-    run_program("ends/with_warp_arrays.py", first)
+    run_program("ends/with_frameworks.py", first, "warp_arrays")
 
 
 def test_the_example_gives_right_results(kernels, examples):

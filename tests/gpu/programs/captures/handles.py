@@ -126,7 +126,7 @@ def they_are_handed_over(name):
 
 
 def they_are_trimmed():
-    """Trim while the driver tells of a capture, on a stream that waits for the legacy default stream: it spares them."""
+    """Trim while the driver tells of a capture, on a stream that waits for the legacy one: it spares them."""
     pools = [gpupool.cublas, gpupool.cusolver]
     for pool in pools:
         pool.warm(2)
