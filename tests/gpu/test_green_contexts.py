@@ -192,62 +192,7 @@ def test_a_handle_of_a_part_is_handed_over_to_the_other(streams):
     assert pool.stats().failures == failures
 
 
-def lt_product(handle, stream, product, workspace):
-    """Compute a product by cuBLASLt on a stream."""
-    library, made_here = ctypes.CDLL(gpupool.cublaslt.path), []
-
-    def create(function, *arguments):
-        place = ctypes.c_void_p()
-        assert library[function](ctypes.byref(place), *arguments) == 0, function
-        made_here.append((function.replace("Create", "Destroy"), place))
-        return place
-
-    rows, terms = product.right.shape[0], product.right.shape[1]
-    one, zero = ctypes.byref(ctypes.c_float(1)), ctypes.byref(ctypes.c_float(0))
-    size = ctypes.c_uint64
-    # CUBLAS_COMPUTE_32F and CUDA_R_32F.
-    operation = create("cublasLtMatmulDescCreate", 68, 0)
-    # Columns come first, as for Product.compute.
-    left = create("cublasLtMatrixLayoutCreate", 0, size(rows), size(terms), ctypes.c_int64(rows))
-    right = create("cublasLtMatrixLayoutCreate", 0, size(terms), size(rows), ctypes.c_int64(terms))
-    out = create("cublasLtMatrixLayoutCreate", 0, size(rows), size(rows), ctypes.c_int64(rows))
-    data = [at(array.data.ptr) for array in (product.left, product.right, product.out)]
-    status = library.cublasLtMatmul(
-        at(handle), operation, one, data[0], left, data[1], right, zero, data[2], out, data[2], out, None,
-        at(workspace.ptr), ctypes.c_size_t(workspace.nbytes), at(stream),
-    )  # fmt: skip
-    assert status == 0, f"cublasLtMatmul answered {status}"
-    for function, place in made_here:
-        assert library[function](place) == 0, function
-
-
-def test_cublaslt_is_right_on_both_parts(streams):
-    pool, products = pool_or_skip("cublaslt"), [Product(6), Product(7)]
-    workspaces = [gpupool.empty(32 * MIB, stream) for stream in streams]
-    created = None
-    for _ in range(5):
-        for stream, product, workspace in zip(streams, products, workspaces, strict=True):
-            with pool.lease(stream) as lease:
-                lt_product(int(lease), stream, product, workspace)
-        cupy.cuda.runtime.deviceSynchronize()
-        assert [product.is_right() for product in products] == [True, True]
-        created = created or pool.stats().created
-    assert pool.stats().created == created
-
-
 # Memory.
-
-
-def test_memory_is_used_again_on_its_stream(streams):
-    for stream, value in zip(streams, (3, 5), strict=True):
-        buffer = filled(8 * MIB, stream, value)
-        address = buffer.ptr
-        assert (buffer.device, total(cupy.asarray(buffer))) == (0, 8 * MIB * value)
-        buffer.free()
-        buffer = filled(8 * MIB, stream, value + 1)
-        assert buffer.ptr == address
-        assert total(cupy.asarray(buffer)) == 8 * MIB * (value + 1)
-        del buffer
 
 
 @pytest.mark.parametrize("owner", ["the other part", "the whole GPU"])
@@ -274,18 +219,6 @@ def test_memory_waits_for_the_part_that_uses_it(streams, owner):
     assert total(result) == 8 * MIB
     assert was_busy, "the host waited for the GPU"
     del others
-
-
-def test_memory_goes_back(streams):
-    gpupool.empty_cache()
-    before = gpupool.memory_stats(0).reserved_bytes
-    for stream in streams:
-        filled(64 * MIB, stream, 1).free()
-    assert gpupool.memory_stats(0).reserved_bytes >= before + 64 * MIB
-    for _ in range(2):
-        cupy.cuda.runtime.deviceSynchronize()
-        gpupool.empty_cache()
-    assert gpupool.memory_stats(0).reserved_bytes <= before
 
 
 # Captures.

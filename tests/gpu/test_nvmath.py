@@ -62,17 +62,6 @@ def solve(advanced, a, b, stream, **others):
         return residual, options["handle"]
 
 
-def test_solvers_share_a_handle(advanced):
-    a, b = poisson(64)
-    created = gpupool.cudss.stats().created
-    with cupy.cuda.Stream(non_blocking=True) as stream:
-        results = [solve(advanced, a, b, stream) for _ in range(5)]
-    assert max(residual for residual, _ in results) < 1e-10
-    assert len({handle for _, handle in results}) == 1
-    stats = gpupool.cudss.stats()
-    assert (stats.created - created, stats.leased, stats.discarded) == (1, 0, 0)
-
-
 def test_cudss_s_memory_is_the_pool_s_also_where_nvmath_would_set_its_own(advanced):
     a, b = poisson(128)
     mem_pool = gpupool.MemPool()
