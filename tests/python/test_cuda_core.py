@@ -36,7 +36,7 @@ def test_pinned_buffers(run, function):
 @pytest.mark.parametrize("order", [("gpupool", "cuda.core"), ("cuda.core", "gpupool")])
 def test_exits_cleanly_with_live_buffers(tmp_path, order):
     pytest.importorskip("cuda.core")
-    framework_machine(tmp_path)("frameworks/cuda_core_exit.py", *order)
+    framework_machine(tmp_path)("frameworks/ends.py", "cuda_core", *order)
 
 
 def test_cuda_core_is_imported_when_used():

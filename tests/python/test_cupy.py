@@ -786,7 +786,7 @@ def test_a_stream_of_cupys(monkeypatch, check):
 
 @pytest.mark.parametrize("order", [("cupy", "gpupool"), ("gpupool", "cupy")])
 def test_exits_cleanly_with_live_arrays(order):
-    run_program("frameworks/cupy_exit.py", *order)
+    run_program("frameworks/ends.py", "cupy", *order)
 
 
 def test_the_adapter_imports_no_cupy():

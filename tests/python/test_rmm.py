@@ -350,7 +350,7 @@ def test_the_pools_device_is_current_in_a_resource(monkeypatch):
 
 @pytest.mark.parametrize("order", [("rmm", "gpupool"), ("gpupool", "rmm")])
 def test_exits_cleanly_with_live_buffers(order, way):
-    run_program("frameworks/rmm_exit.py", way, *order, XDG_CACHE_HOME=str(cache_of(rmm)))
+    run_program("frameworks/ends.py", "rmm", way, *order, XDG_CACHE_HOME=str(cache_of(rmm)))
 
 
 def test_without_rmm_that_is_said():

@@ -462,9 +462,9 @@ def test_what_cannot_be_enabled_says_why(warp, monkeypatch):
     assert gpupool.warp._blocks == 0
 
 
-@pytest.mark.parametrize("first", ["gpupool", "warp"])
-def test_exits_cleanly_with_live_arrays_and_graphs(first):
-    run_program("frameworks/warp_exit.py", DOUBLES, first)
+@pytest.mark.parametrize("order", [("gpupool", "warp"), ("warp", "gpupool")])
+def test_exits_cleanly_with_live_arrays_and_graphs(order):
+    run_program("frameworks/ends.py", "warp", DOUBLES, *order)
 
 
 def test_warp_is_imported_when_used():
