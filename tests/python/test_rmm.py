@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import gpupool
@@ -138,11 +139,9 @@ def test_threads_allocate_at_once():
             resource.deallocate(address, 1000 + index, stream)
 
     addresses = []
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as threads:
+        for each in [threads.submit(work) for _ in range(8)]:
+            each.result()
     assert len(set(addresses)) == 8 * 200
     assert gpupool.memory_stats().live_blocks == before
 
