@@ -129,37 +129,6 @@ def test_an_owners_handler_is_gone_at_the_next(pool):
     assert pool.stats().discarded - discarded == (0 if is_same else 1)
 
 
-def test_a_handle_s_workspace_on_custatevec():
-    """What is not documented: what a new handle takes, and what null does to the workspace."""
-    pool = pool_or_skip("custatevec")
-    library, size = ctypes.CDLL(pool.path), ctypes.c_size_t()
-    library.custatevecSetWorkspace.argtypes = [at, at, ctypes.c_size_t]
-    free = cupy.cuda.runtime.memGetInfo()[0]
-    with pool.lease(gpupool.Stream()) as lease:
-        assert library.custatevecGetDefaultWorkspaceSize(at(int(lease)), ctypes.byref(size)) == 0
-        status = library.custatevecSetWorkspace(int(lease), None, 0)
-        print(f"custatevec: workspace: {size.value} bytes by default, null without a handler: status {status}")
-        lease.discard()
-    print(f"custatevec: a handle: {free - cupy.cuda.runtime.memGetInfo()[0]} bytes with its library at the first")
-    pool.trim()
-
-
-@pytest.mark.parametrize("name", ["custatevec", "cutensornet", "cutensor", "cusparselt"])
-def test_what_a_handle_costs(name):
-    """Printed, for the libraries' files and the page."""
-    pool = pool_or_skip(name)
-    with pool.lease():
-        pass
-    pool.trim()
-    cupy.cuda.runtime.deviceSynchronize()
-    free, before = cupy.cuda.runtime.memGetInfo()[0], pool.stats()
-    assert pool.warm(8) == 8
-    after = pool.stats()
-    each = (free - cupy.cuda.runtime.memGetInfo()[0]) / 8 / MIB
-    print(f"{name}: a handle: {(after.create_seconds - before.create_seconds) / 8 * 1e3:.3f} ms, {each:.1f} MiB")
-    assert pool.trim() == 8
-
-
 @pytest.mark.parametrize("name", ["custatevec", "cutensornet", "cutensor", "cusparselt"])
 def test_whether_destroying_waits_for_the_device(name):
     """Printed: gpupool assumes that it does."""

@@ -132,15 +132,6 @@ def test_a_pool_at_its_limit_is_pytorchs_error(torch):
     assert torch.empty(200 * MIB, dtype=torch.uint8, device="cuda").numel() == 200 * MIB
 
 
-def test_the_default_pool_feeds_too(torch):
-    made = gpupool.torch.mem_pool()
-    before = gpupool.memory_stats(0).live_bytes
-    with gpupool.use_mem_pool(gpupool.MemPool()), torch.cuda.use_mem_pool(made):
-        tensor = filled(torch, 3)
-    assert gpupool.memory_stats(0).live_bytes >= before + 4 * MIB
-    assert all_are(tensor, 3)
-
-
 @pytest.mark.parametrize("threads", [1, 16])
 def test_threads_compute_in_one_pool(torch, threads):
     pool = gpupool.MemPool()
