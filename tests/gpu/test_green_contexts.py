@@ -170,28 +170,6 @@ def test_leases_on_both_parts_at_once_are_right_and_none_is_made(streams):
     assert stats.workspace_bytes >= 2 * 4 * MIB
 
 
-def test_a_thread_s_handle_goes_from_part_to_part(streams):
-    pool, products = pool_or_skip("cublas"), [Product(3), Product(4)]
-    handle = pool.handle(streams[0])
-    for _ in range(20):
-        for _ in range(10):
-            for stream, product in zip(streams, products, strict=True):
-                assert pool.handle(stream) == handle
-                product.compute(handle, 1)
-        cupy.cuda.runtime.deviceSynchronize()
-        assert [product.is_right() for product in products] == [True, True]
-
-
-def test_a_handle_of_a_part_is_handed_over_to_the_other(streams):
-    pool = pool_or_skip("cusolver")
-    pool.trim()
-    plain, failures = gpupool.Stream(), pool.stats().failures
-    for stream in [*streams, plain.ptr, *streams]:
-        with pool.lease(stream) as lease:
-            assert stream_of(pool, int(lease)) == stream
-    assert pool.stats().failures == failures
-
-
 # Memory.
 
 

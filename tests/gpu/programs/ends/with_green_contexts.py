@@ -10,7 +10,6 @@ from long_kernel import spin
 from partitions import driver, halves, made
 
 MIB = 1 << 20
-NOT_READY = 600
 SPIN_CYCLES = 400_000_000
 
 at = ctypes.c_void_p
@@ -72,26 +71,6 @@ def goes_on(stream):
     stats = gpupool.memory_stats(0)
     assert (stats.live_blocks, stats.reserved_bytes) == (0, 0), f"memory is left: {stats}"
     assert gpupool.cublas.handle(stream) != 0, "no handle is to be had"
-
-
-def driver_answers():
-    """Tell what the driver answers about a stream whose context is gone."""
-    part, _ = halves()
-    stream, place = part.stream(), at()
-    event, status = at(made("cuEventCreate", 2)), ctypes.c_int()
-    with on(stream):
-        spin(SPIN_CYCLES)
-    part.destroy()
-    tell("cuCtxRecordEvent", driver.cuCtxRecordEvent(at(made("cuCtxGetCurrent")), event))
-    tell("the event of all work, while the kernel may run (600: not done)", driver.cuEventQuery(event))
-    tell("cuStreamGetCtx", driver.cuStreamGetCtx(at(stream), ctypes.byref(place)))
-    tell("cuStreamIsCapturing", driver.cuStreamIsCapturing(at(stream), ctypes.byref(status)))
-    tell("cuEventRecord", driver.cuEventRecord(event, at(stream)))
-    tell("cuStreamWaitEvent", driver.cuStreamWaitEvent(at(stream), event, 0))
-    tell("cuStreamQuery", driver.cuStreamQuery(at(stream)))
-    tell("cuStreamDestroy", driver.cuStreamDestroy_v2(at(stream)))
-    part.streams.clear()
-    sync()
 
 
 def idle():
