@@ -223,15 +223,6 @@ def test_numba_takes_a_buffer():
     assert (array.copy_to_host() == 7).all()
 
 
-def test_torch_takes_a_buffer_as_any_type(torch):
-    buffer = gpupool.empty(4096 * 4)
-    tensor = torch.from_dlpack(buffer).view(torch.float32).view(64, 64)
-    tensor[:] = torch.arange(4096, device="cuda").view(64, 64)
-    torch.cuda.synchronize()
-    assert (cupy.asarray(buffer).view(np.float32).get() == np.arange(4096)).all()
-    assert tensor.data_ptr() == buffer.ptr
-
-
 @pytest.mark.alone
 def test_empty_cache_gives_free_memory_back():
     stream = gpupool.Stream()

@@ -95,32 +95,6 @@ def test_pools_without_a_getter_take_every_kind(name, kind):
     assert pool.handle(stream) == pool.handle(stream=stream) != 0
 
 
-@every_pool
-def test_scopes_nest_and_belong_to_a_thread(name):
-    pool = pool_or_skip(name)
-    outer, inner, explicit = gpupool.Stream(), gpupool.Stream(), gpupool.Stream()
-    with gpupool.stream(outer):
-        with gpupool.stream(inner):
-            assert stream_of(pool, pool.handle()) == inner.ptr
-            assert stream_of(pool, pool.handle(explicit)) == explicit.ptr
-            assert stream_of(pool, pool.handle()) == inner.ptr
-            assert in_threads(1, lambda _: stream_of(pool, pool.handle())) == [0]
-        assert stream_of(pool, pool.handle()) == outer.ptr
-    assert stream_of(pool, pool.handle()) == 0
-
-
-@every_pool
-def test_every_thread_has_its_own_stream(name):
-    pool = pool_or_skip(name)
-
-    def work(_):
-        stream = gpupool.Stream()
-        seen = {stream_of(pool, pool.handle(stream)) for _ in range(100)}
-        return seen == {stream.ptr}
-
-    assert in_threads(8, work) == [True] * 8
-
-
 def test_own_streams_work_in_other_frameworks():
     stream = gpupool.Stream()
     assert stream.device == gpupool.current_device()
@@ -130,12 +104,6 @@ def test_own_streams_work_in_other_frameworks():
     stream.synchronize()
     assert stream.query()
     assert x.get().sum() == 999_000
-
-
-def test_refuses_the_first_device_that_is_not_there():
-    assert gpupool.cublas.handle(device=gpupool.device_count() - 1) != 0
-    with pytest.raises(gpupool.InvalidValue):
-        gpupool.cublas.handle(device=gpupool.device_count())
 
 
 @every_pool
