@@ -20,7 +20,7 @@ from gpupool import _native
 from gpupool._frameworks import cupy_handles as _cupy_handles
 from gpupool._frameworks import cupy_pinned as _cupy_pinned
 from own_memory import MIB, capturing, leave
-from running import functions_of, run_bare_program, run_program
+from running import functions_of, run_program
 
 cupy = pytest.importorskip("cupy")
 cupyx = pytest.importorskip("cupyx")
@@ -759,11 +759,3 @@ def test_a_stream_of_cupys(monkeypatch, check):
 @pytest.mark.parametrize("order", [("cupy", "gpupool"), ("gpupool", "cupy")])
 def test_exits_cleanly_with_live_arrays(order):
     run_program("frameworks/ends.py", "cupy", *order)
-
-
-def test_the_adapter_imports_no_cupy():
-    run_program("importing/leaves_alone.py", "these_modules", "cupy,rmm", "cupy", "rmm", "cuda")
-
-
-def test_without_cupy_that_is_said():
-    run_bare_program("importing/missing.py", "cupy", "cupy cannot be imported", "pip install 'cupy-cuda13x>=13'")

@@ -7,7 +7,7 @@ import gpupool
 import pytest
 from framework_machine import framework_machine
 from gpupool import _native
-from running import functions_of, run_program
+from running import functions_of
 
 MIB = 1 << 20
 
@@ -52,20 +52,6 @@ def test_out_of_memory_is_numbas_error_and_comes_after_the_dead_were_freed(run):
 @pytest.mark.parametrize("first", ["gpupool", "numba"])
 def test_exits_cleanly_with_live_arrays(run, first):
     run("frameworks/ends.py", "numba", first)
-
-
-def test_numba_is_imported_when_used():
-    run_program("importing/leaves_alone.py", "these_modules", "numba", "numba", "numba_cuda", "cuda")
-
-
-def test_a_missing_or_old_numba_is_named(tmp_path):
-    def is_named(said):
-        run_program("importing/missing.py", "numba_cuda", said, PYTHONPATH=str(tmp_path))
-
-    (tmp_path / "numba_cuda.py").write_text('__version__ = "0.19.1"\n')
-    is_named("numba_cuda 0.19.1 is too old: 0.30 is needed")
-    (tmp_path / "numba_cuda.py").write_text("raise ImportError('not today')\n")
-    is_named("numba_cuda cannot be imported: not today")
 
 
 class Device:

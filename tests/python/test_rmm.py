@@ -13,7 +13,7 @@ from gpupool._report.info import frameworks
 from gpupool._rmm import library
 from own_memory import MIB, allocate_in, leave
 from rmm_module import cache_of, compiled_module
-from running import run_bare_program, run_program
+from running import run_program
 
 rmm = pytest.importorskip("rmm")
 adapter = gpupool.rmm
@@ -350,7 +350,3 @@ def test_the_pools_device_is_current_in_a_resource(monkeypatch):
 @pytest.mark.parametrize("order", [("rmm", "gpupool"), ("gpupool", "rmm")])
 def test_exits_cleanly_with_live_buffers(order, way):
     run_program("frameworks/ends.py", "rmm", way, *order, XDG_CACHE_HOME=str(cache_of(rmm)))
-
-
-def test_without_rmm_that_is_said():
-    run_bare_program("importing/missing.py", "rmm", "rmm cannot be imported", "pip install 'rmm-cu13>=25.12'")

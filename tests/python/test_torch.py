@@ -18,7 +18,6 @@ from gpupool import _native
 from gpupool._frameworks import plug as _plug
 from gpupool._torch import compiler, library, place, pools
 from own_memory import MIB, Allocator, allocate_in, other_thread
-from running import run_program
 from torch_double import CachingAllocator, OutOfMemoryError, PluggableAllocator, Torch, Wrapped
 
 MALLOC = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
@@ -373,10 +372,6 @@ def test_without_pytorch_the_error_says_what_brings_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(gpupool.LibraryNotFound, match=r"pip install 'torch>=2\.11'"):
         gpupool.torch.mem_pool()
-
-
-def test_nothing_of_gpupool_imports_pytorch():
-    run_program("importing/leaves_alone.py", "pytorch")
 
 
 def test_feeding_leaves_other_memory_alone(torch):
