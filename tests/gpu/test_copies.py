@@ -110,14 +110,3 @@ def test_a_copy_behind_a_kernel_is_done_when_it_returns_while_another_stream_is_
         finally:
             may_end.set()
         captured.result()
-
-
-def test_a_device_is_waited_for():
-    stream = gpupool.Stream()
-    with stream:
-        assert gpupool.current_stream() == stream
-        buffer = gpupool.empty(256 * MIB)
-        for value in range(16):
-            buffer.fill(value)
-    gpupool.synchronize()
-    assert stream.query()
