@@ -41,9 +41,9 @@ static CUDAAllocator *allocator(int which) { return which ? CA::allocator.load()
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 #define CALL(name, ...) EXPORTED const char *name(__VA_ARGS__)
 // One expression of an allocator.
-#define ASK(name, expression, ...)                                                                                      \
-  CALL(name, int which __VA_OPT__(, ) __VA_ARGS__) {                                                                    \
-    return answer([=] { return allocator(which)->expression; });                                                        \
+#define ASK(name, expression, ...)                                                                                     \
+  CALL(name, int which __VA_OPT__(, ) __VA_ARGS__) {                                                                   \
+    return answer([=] { return allocator(which)->expression; });                                                       \
   }
 
 // Streams, and their numbers.

@@ -13,9 +13,9 @@ static at::HostAllocator *const first_pinned = at::getHostAllocator(c10::kCUDA);
 // 0 is the allocator that PyTorch came with, 1 the one that is in its place now.
 static at::HostAllocator *pinned(int which) { return which ? at::getHostAllocator(c10::kCUDA) : first_pinned; }
 
-#define ASK_PINNED(name, expression, ...)                                                                               \
-  CALL(name, int which __VA_OPT__(, ) __VA_ARGS__) {                                                                    \
-    return answer([=] { return pinned(which)->expression; });                                                           \
+#define ASK_PINNED(name, expression, ...)                                                                              \
+  CALL(name, int which __VA_OPT__(, ) __VA_ARGS__) {                                                                   \
+    return answer([=] { return pinned(which)->expression; });                                                          \
   }
 CALL(pinned_in_place) {
   return answer([] { return at::getHostAllocator(c10::kCUDA) != first_pinned; });
