@@ -120,10 +120,6 @@ def test_a_product_of_cusparse_beside_cupys_own():
     run_program("frameworks/spmv_by_ctypes.py")
 
 
-def test_import_loads_no_gpu_library():
-    run_program("frameworks/imports_no_library.py")
-
-
 def current_context():
     """Return the address of the calling thread's CUDA context, None without one."""
     context = ctypes.c_void_p()
