@@ -9,7 +9,6 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/headeronly/version.h>
 
-#include <chrono>
 #include <functional>
 #include <map>
 #include <sstream>
@@ -41,15 +40,20 @@ static CUDAAllocator *allocator(int which) { return which ? CA::allocator.load()
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 #define CALL(name, ...) EXPORTED const char *name(__VA_ARGS__)
+// One expression of an allocator.
+#define ASK(name, expression, ...)                                                                                     \
+  CALL(name, int which __VA_OPT__(, ) __VA_ARGS__) {                                                                   \
+    return answer([=] { return allocator(which)->expression; });                                                       \
+  }
 
 // Streams, and their numbers.
 static std::map<int, std::vector<c10::cuda::CUDAStream>> pools_of_streams;
 static c10::cuda::CUDAStream stream(int number, int device = -1) {
   if (device < 0) device = c10::cuda::current_device();
   auto &pool = pools_of_streams[device];
-  if (!number) return c10::cuda::getDefaultCUDAStream(static_cast<c10::DeviceIndex>(device));
+  if (!number) return c10::cuda::getDefaultCUDAStream(device);
   while (static_cast<int>(pool.size()) < number)
-    pool.push_back(c10::cuda::getStreamFromPool(false, static_cast<c10::DeviceIndex>(device)));
+    pool.push_back(c10::cuda::getStreamFromPool(false, device));
   return pool[number - 1];
 }
 static int number_of(void *handle) {
@@ -66,17 +70,13 @@ CALL(set_up, int which) {
   c10::cuda::_internal::setHasPrimaryContext([](c10::DeviceIndex) { return true; });
   return answer([=] { allocator(which)->init(c10::cuda::device_count()); });
 }
-CALL(initialized, int which) {
-  return answer([=] { return allocator(which)->initialized(); });
-}
-CALL(name, int which) {
-  return answer([=] { return allocator(which)->name(); });
-}
+ASK(initialized, initialized())
+ASK(name, name())
 CALL(in_place) {
   return answer([] { return CA::allocator.load() != first && c10::GetAllocator(c10::kCUDA) == CA::allocator.load(); });
 }
-CALL(set_device, int device) {
-  return answer([=] { c10::cuda::set_device(static_cast<c10::DeviceIndex>(device)); });
+CALL(set_device, c10::DeviceIndex device) {
+  return answer([=] { c10::cuda::set_device(device); });
 }
 CALL(set_stream, int number) {
   return answer([=] { c10::cuda::setCurrentCUDAStream(stream(number)); });
@@ -115,22 +115,13 @@ CALL(drop, int block) {
 CALL(drop_all) {
   return answer([] { blocks.clear(); });
 }
-CALL(raw_alloc, int which, size_t bytes) {
-  return answer([=] { return allocator(which)->raw_alloc(bytes); });
-}
-CALL(raw_alloc_with_stream, int which, size_t bytes, int number) {
-  return answer([=] { return allocator(which)->raw_alloc_with_stream(bytes, stream(number).stream()); });
-}
-CALL(raw_delete, int which, void *address) {
-  return answer([=] { allocator(which)->raw_delete(address); });
-}
-CALL(record_stream, int which, int block, int number) {
-  return answer([=] { allocator(which)->recordStream(blocks.at(block), stream(number)); });
-}
+ASK(raw_alloc, raw_alloc(bytes), size_t bytes)
+ASK(raw_alloc_with_stream, raw_alloc_with_stream(bytes, stream(number).stream()), size_t bytes, int number)
+ASK(raw_delete, raw_delete(address), void *address)
+ASK(record_stream, recordStream(blocks.at(block), stream(number)), int block, int number)
 // Of a stream of another device than the block's.
-CALL(record_stream_of, int which, int block, int number, int device) {
-  return answer([=] { allocator(which)->recordStream(blocks.at(block), stream(number, device)); });
-}
+ASK(record_stream_of, recordStream(blocks.at(block), stream(number, device)),
+    int block, int number, c10::DeviceIndex device)
 CALL(base_allocation, int which, void *address) {
   return answer([=] {
     size_t bytes = 0;
@@ -138,9 +129,7 @@ CALL(base_allocation, int which, void *address) {
     return Object().add("base", base).add("bytes", bytes).end();
   });
 }
-CALL(copy_data, int which, void *target, void *source, size_t bytes) {
-  return answer([=] { allocator(which)->copy_data(target, source, bytes); });
-}
+ASK(copy_data, copy_data(target, source, bytes), void *target, void *source, size_t bytes)
 CALL(memcpy_async, int which, void *target, int target_device, void *source, int source_device, size_t bytes,
      int p2p_enabled) {
   return answer([=] {
@@ -148,14 +137,7 @@ CALL(memcpy_async, int which, void *target, int target_device, void *source, int
                                                           p2p_enabled));
   });
 }
-CALL(enable_peer_access, int which, int device, int peer) {
-  return answer([=] {
-    allocator(which)->enablePeerAccess(static_cast<c10::DeviceIndex>(device), static_cast<c10::DeviceIndex>(peer));
-  });
-}
-CALL(share_ipc_handle, int which, void *address) {
-  return answer([=] { return static_cast<int>(allocator(which)->shareIpcHandle(address).handle.size()); });
-}
+ASK(enable_peer_access, enablePeerAccess(device, peer), c10::DeviceIndex device, c10::DeviceIndex peer)
 CALL(get_ipc_dev_ptr, int which, void *shared, int sharer) {
   return answer([=] {
     auto handle = allocator(sharer)->shareIpcHandle(shared);
@@ -214,50 +196,28 @@ CALL(turn_over, int which, int threads, int steps) {
   });
 }
 
-// What a pair costs, in ns.
-CALL(time_pairs, int which, size_t bytes, int pairs) {
-  return answer([=] {
-    auto *called = allocator(which);
-    for (int index = 0; index < pairs / 10; index++) called->allocate(bytes);
-    auto begin = std::chrono::steady_clock::now();
-    for (int index = 0; index < pairs; index++) called->allocate(bytes);
-    std::chrono::duration<double, std::nano> taken = std::chrono::steady_clock::now() - begin;
-    return taken.count() / pairs;
-  });
-}
-
 // Settings and what is there.
-CALL(get_per_process_memory_fraction, int which, int device) {
-  return answer([=] { return allocator(which)->getMemoryFraction(static_cast<c10::DeviceIndex>(device)); });
-}
-CALL(set_per_process_memory_fraction, int which, double fraction, int device) {
-  return answer([=] { allocator(which)->setMemoryFraction(fraction, static_cast<c10::DeviceIndex>(device)); });
-}
-CALL(enable, int which, int value) {
-  return answer([=] { allocator(which)->enable(value); });
-}
-CALL(is_enabled, int which) {
-  return answer([=] { return allocator(which)->isEnabled(); });
-}
-CALL(empty_cache, int which, uint64_t first_id, uint64_t second_id) {
-  return answer([=] { allocator(which)->emptyCache({first_id, second_id}); });
-}
-CALL(cache_info, int which, int device, size_t largest) {
+ASK(get_per_process_memory_fraction, getMemoryFraction(device), c10::DeviceIndex device)
+ASK(set_per_process_memory_fraction, setMemoryFraction(fraction, device), double fraction, c10::DeviceIndex device)
+ASK(enable, enable(value), int value)
+ASK(is_enabled, isEnabled())
+ASK(empty_cache, emptyCache(pool), Id pool)
+CALL(cache_info, int which, c10::DeviceIndex device, size_t largest) {
   return answer([=]() mutable {
-    allocator(which)->cacheInfo(static_cast<c10::DeviceIndex>(device), &largest);
+    allocator(which)->cacheInfo(device, &largest);
     return largest;
   });
 }
-CALL(memory_info, int which, int device) {
+CALL(memory_info, int which, c10::DeviceIndex device) {
   return answer([=] {
-    auto [free, total] = allocator(which)->getMemoryInfo(static_cast<c10::DeviceIndex>(device));
+    auto [free, total] = allocator(which)->getMemoryInfo(device);
     return std::vector<size_t>{free, total};
   });
 }
-CALL(expandable_segment_sizes, int which, int device) {
+CALL(expandable_segment_sizes, int which, c10::DeviceIndex device) {
   return answer([=] {
     std::vector<Json> sizes;
-    for (auto &size : allocator(which)->getExpandableSegmentSizes(static_cast<c10::DeviceIndex>(device)))
+    for (auto &size : allocator(which)->getExpandableSegmentSizes(device))
       sizes.push_back(Object()
                           .add("stream", number_of(size.stream))
                           .add("is_small", size.is_small_pool)
@@ -279,9 +239,9 @@ static Json json_of(const c10::CachingAllocator::Stat &stat) {
 static Json json_of(const c10::CachingAllocator::StatArray &array) {
   return Object().add("all", json_of(array[0])).add("small", json_of(array[1])).add("large", json_of(array[2])).end();
 }
-CALL(device_stats, int which, int device) {
+CALL(device_stats, int which, c10::DeviceIndex device) {
   return answer([=] {
-    auto stats = allocator(which)->getDeviceStats(static_cast<c10::DeviceIndex>(device));
+    auto stats = allocator(which)->getDeviceStats(device);
     Object object;
 #define ARRAY(name) object.add(#name, json_of(stats.name))
     ARRAY(allocation), ARRAY(segment), ARRAY(active), ARRAY(inactive_split), ARRAY(allocated_bytes);
@@ -302,12 +262,8 @@ CALL(device_stats, int which, int device) {
     return object.end();
   });
 }
-CALL(reset_peak_stats, int which, int device) {
-  return answer([=] { allocator(which)->resetPeakStats(static_cast<c10::DeviceIndex>(device)); });
-}
-CALL(reset_accumulated_stats, int which, int device) {
-  return answer([=] { allocator(which)->resetAccumulatedStats(static_cast<c10::DeviceIndex>(device)); });
-}
+ASK(reset_peak_stats, resetPeakStats(device), c10::DeviceIndex device)
+ASK(reset_accumulated_stats, resetAccumulatedStats(device), c10::DeviceIndex device)
 
 // History. A context of the test's says what the thread was doing.
 struct Context final : c10::GatheredContext {
@@ -356,30 +312,20 @@ CALL(record_history, int which, int enabled, int with_recorder, size_t most, int
                                     static_cast<CA::RecordContext>(when), clear, actions);
   });
 }
-CALL(is_history_enabled, int which) {
-  return answer([=] { return allocator(which)->isHistoryEnabled(); });
-}
-CALL(record_annotation, int which, const char *key, const char *value) {
-  return answer([=] { allocator(which)->recordAnnotation({{key, value}}); });
-}
+ASK(is_history_enabled, isHistoryEnabled())
+ASK(record_annotation, recordAnnotation({{key, value}}), const char *key, const char *value)
 CALL(push_compile_context, int which, const char *context) {
   return answer([=] {
     std::string said = context;
     allocator(which)->pushCompileContext(said);
   });
 }
-CALL(pop_compile_context, int which) {
-  return answer([=] { allocator(which)->popCompileContext(); });
-}
-CALL(set_user_metadata, int which, const char *metadata) {
-  return answer([=] { allocator(which)->setUserMetadata(metadata); });
-}
-CALL(get_user_metadata, int which) {
-  return answer([=] { return allocator(which)->getUserMetadata(); });
-}
-CALL(snapshot, int which, uint64_t first_id, uint64_t second_id, int with_traces) {
+ASK(pop_compile_context, popCompileContext())
+ASK(set_user_metadata, setUserMetadata(metadata), const char *metadata)
+ASK(get_user_metadata, getUserMetadata())
+CALL(snapshot, int which, Id pool, int with_traces) {
   return answer([=] {
-    auto info = allocator(which)->snapshot({first_id, second_id}, with_traces);
+    auto info = allocator(which)->snapshot(pool, with_traces);
     std::vector<Json> segments, annotations;
     std::vector<std::vector<Json>> traces;
     for (auto &segment : info.segments) {
@@ -434,31 +380,20 @@ CALL(snapshot, int which, uint64_t first_id, uint64_t second_id, int with_traces
   });
 }
 #if AT_LEAST(12)
-CALL(context_for_pointer, int which, void *address) {
-  return answer([=] { return allocator(which)->getContextForPointer(address); });
-}
-CALL(attach_oom_rejection_observer, int which) {
-  return answer([=] { allocator(which)->attachOomRejectionObserver([](int64_t, size_t, size_t, size_t) {}); });
-}
+ASK(context_for_pointer, getContextForPointer(address), void *address)
+ASK(attach_oom_rejection_observer, attachOomRejectionObserver([](int64_t, size_t, size_t, size_t) {}))
 #endif
 #if AT_LEAST(13)
-CALL(mark_capture, int which, int device, int begins) {
+CALL(mark_capture, int which, c10::DeviceIndex device, int begins) {
   return answer([=] {
-    auto index = static_cast<c10::DeviceIndex>(device);
-    begins ? allocator(which)->markCaptureBegin(index) : allocator(which)->markCaptureEnd(index);
+    begins ? allocator(which)->markCaptureBegin(device) : allocator(which)->markCaptureEnd(device);
   });
 }
-CALL(allocate_with_address, int which, size_t bytes, void *address) {
-  return answer([=] { return allocator(which)->allocateWithAddress(bytes, address).get() == address; });
-}
+ASK(allocate_with_address, allocateWithAddress(bytes, address).get() == address, size_t bytes, void *address)
 #endif
 #if AT_LEAST(14)
-CALL(annotate_memory, int which, void *address, const char *metadata) {
-  return answer([=] { allocator(which)->annotateMemory(address, metadata); });
-}
-CALL(supports_user_metadata, int which) {
-  return answer([=] { return allocator(which)->supportsUserMetadata(); });
-}
+ASK(annotate_memory, annotateMemory(address, metadata), void *address, const char *metadata)
+ASK(supports_user_metadata, supportsUserMetadata())
 #endif
 
 // Who watches.
@@ -541,73 +476,52 @@ CALL(profile, int is_on) {
 }
 
 // Pools.
-CALL(create_pool, int which, int device, uint64_t first_id, uint64_t second_id) {
-  return answer([=] {
-    allocator(which)->createOrIncrefPool(static_cast<c10::DeviceIndex>(device), {first_id, second_id}, nullptr);
-  });
-}
-CALL(set_use_on_oom, int which, int device, uint64_t first_id, uint64_t second_id, int value) {
-  return answer([=] {
-    allocator(which)->setUseOnOOM(static_cast<c10::DeviceIndex>(device), {first_id, second_id}, value);
-  });
-}
-CALL(set_no_split, int which, int device, uint64_t first_id, uint64_t second_id) {
-  return answer(
-      [=] { allocator(which)->setNoSplit(static_cast<c10::DeviceIndex>(device), {first_id, second_id}); });
-}
+ASK(create_pool, createOrIncrefPool(device, pool, nullptr), c10::DeviceIndex device, Id pool)
+ASK(set_use_on_oom, setUseOnOOM(device, pool, value), c10::DeviceIndex device, Id pool, int value)
+ASK(set_no_split, setNoSplit(device, pool), c10::DeviceIndex device, Id pool)
 // Leads the calling thread's requests into a pool, or those on a stream if one is given.
-CALL(begin_allocate_to_pool, int which, int device, uint64_t first_id, uint64_t second_id, int number) {
+CALL(begin_allocate_to_pool, int which, c10::DeviceIndex device, Id pool, int number) {
   return answer([=] {
     std::function<bool(cudaStream_t)> filter;
     if (number >= 0)
       filter = [wanted = stream(number).stream()](cudaStream_t asked) { return asked == wanted; };
     else
       filter = [thread = std::this_thread::get_id()](cudaStream_t) { return std::this_thread::get_id() == thread; };
-    allocator(which)->beginAllocateToPool(static_cast<c10::DeviceIndex>(device), {first_id, second_id}, filter);
+    allocator(which)->beginAllocateToPool(device, pool, filter);
   });
 }
 // As a graph does before its capture of the current stream, which it cannot tell from others yet.
-CALL(begin_capture_to_pool, int which, int device, uint64_t first_id, uint64_t second_id) {
+CALL(begin_capture_to_pool, int which, c10::DeviceIndex device, Id pool) {
   return answer([=] {
     auto filter = [](cudaStream_t asked) {
       cudaStreamCaptureStatus status{};
       C10_CUDA_CHECK(cudaStreamIsCapturing(asked, &status));
       return status == cudaStreamCaptureStatusActive;
     };
-    allocator(which)->beginAllocateToPool(static_cast<c10::DeviceIndex>(device), {first_id, second_id}, filter);
+    allocator(which)->beginAllocateToPool(device, pool, filter);
   });
 }
-CALL(end_allocate_to_pool, int which, int device, uint64_t first_id, uint64_t second_id) {
-  return answer(
-      [=] { allocator(which)->endAllocateToPool(static_cast<c10::DeviceIndex>(device), {first_id, second_id}); });
-}
-CALL(release_pool, int which, int device, uint64_t first_id, uint64_t second_id) {
-  return answer([=] { allocator(which)->releasePool(static_cast<c10::DeviceIndex>(device), {first_id, second_id}); });
-}
-CALL(pool_use_count, int which, int device, uint64_t first_id, uint64_t second_id) {
-  return answer(
-      [=] { return allocator(which)->getPoolUseCount(static_cast<c10::DeviceIndex>(device), {first_id, second_id}); });
-}
-CALL(check_pool_live, int which, int device, uint64_t first_id, uint64_t second_id, const char *addresses) {
+ASK(end_allocate_to_pool, endAllocateToPool(device, pool), c10::DeviceIndex device, Id pool)
+ASK(release_pool, releasePool(device, pool), c10::DeviceIndex device, Id pool)
+ASK(pool_use_count, getPoolUseCount(device, pool), c10::DeviceIndex device, Id pool)
+CALL(check_pool_live, int which, c10::DeviceIndex device, Id pool, const char *addresses) {
   return answer([=] {
     std::unordered_set<void *> expected;
     std::istringstream words(addresses);
     for (uintptr_t address; words >> address;) expected.insert(reinterpret_cast<void *>(address));
-    return allocator(which)->checkPoolLiveAllocations(static_cast<c10::DeviceIndex>(device), {first_id, second_id},
-                                                      expected);
+    return allocator(which)->checkPoolLiveAllocations(device, pool, expected);
   });
 }
-CALL(take_checkpoint, int which, int device, uint64_t first_id, uint64_t second_id) {
+CALL(take_checkpoint, int which, c10::DeviceIndex device, Id pool) {
   return answer([=] {
-    checkpoints[++last_number] =
-        allocator(which)->getCheckpointState(static_cast<c10::DeviceIndex>(device), {first_id, second_id});
+    checkpoints[++last_number] = allocator(which)->getCheckpointState(device, pool);
     return last_number;
   });
 }
-CALL(set_checkpoint, int which, int device, int checkpoint) {
+CALL(set_checkpoint, int which, c10::DeviceIndex device, int checkpoint) {
   return answer([=] {
     auto state = checkpoint ? checkpoints.at(checkpoint) : std::make_shared<CA::AllocatorState>();
-    auto delta = allocator(which)->setCheckpointPoolState(static_cast<c10::DeviceIndex>(device), state);
+    auto delta = allocator(which)->setCheckpointPoolState(device, state);
     std::vector<Json> allocated;
     for (auto &data : delta.dataptrs_allocd) {
       int number = ++last_number;
@@ -633,12 +547,7 @@ CALL(let_go, int block) {
   });
 }
 
-CALL(create_pool_of_heap, int which, int device, uint64_t first_id, uint64_t second_id) {
-  return answer([=] {
-    allocator(which)->createOrIncrefPool(static_cast<c10::DeviceIndex>(device), {first_id, second_id},
-                                         std::make_shared<Heap>());
-  });
-}
+ASK(create_pool_of_heap, createOrIncrefPool(device, pool, std::make_shared<Heap>()), c10::DeviceIndex device, Id pool)
 CALL(source_calls) {
   return answer([] {
     return std::vector<int>{std::exchange(calls_of_source, 0), std::exchange(frees_of_source, 0)};

@@ -13,6 +13,10 @@ static at::HostAllocator *const first_pinned = at::getHostAllocator(c10::kCUDA);
 // 0 is the allocator that PyTorch came with, 1 the one that is in its place now.
 static at::HostAllocator *pinned(int which) { return which ? at::getHostAllocator(c10::kCUDA) : first_pinned; }
 
+#define ASK_PINNED(name, expression, ...)                                                                              \
+  CALL(name, int which __VA_OPT__(, ) __VA_ARGS__) {                                                                   \
+    return answer([=] { return pinned(which)->expression; });                                                          \
+  }
 CALL(pinned_in_place) {
   return answer([] { return at::getHostAllocator(c10::kCUDA) != first_pinned; });
 }
@@ -33,19 +37,16 @@ CALL(pinned_allocate, int which, size_t bytes) {
   });
 }
 // Of an address so far into the block, with the block's context or none.
-CALL(pinned_record, int which, int block, size_t offset, int with_context, int number, int device) {
+CALL(pinned_record, int which, int block, size_t offset, int with_context, int number, c10::DeviceIndex device) {
   return answer([=] {
     auto &data = blocks.at(block);
     auto *address = static_cast<char *>(data.get()) + offset;
     return pinned(which)->record_event(address, with_context ? data.get_context() : nullptr, stream(number, device));
   });
 }
-CALL(pinned_record_address, int which, void *address, void *context, int number) {
-  return answer([=] { return pinned(which)->record_event(address, context, stream(number)); });
-}
-CALL(pinned_empty_cache, int which) {
-  return answer([=] { pinned(which)->empty_cache(); });
-}
+ASK_PINNED(pinned_record_address, record_event(address, context, stream(number)),
+           void *address, void *context, int number)
+ASK_PINNED(pinned_empty_cache, empty_cache())
 CALL(pinned_copy_data, int which, int block, size_t bytes) {
   return answer([=] {
     std::vector<char> source(bytes, 'x');
@@ -74,45 +75,33 @@ CALL(pinned_stats, int which) {
     return object.add("bucket_allocation", stats.bucket_allocation).end();
   });
 }
-CALL(pinned_reset_accumulated_stats, int which) {
-  return answer([=] { pinned(which)->reset_accumulated_stats(); });
-}
-CALL(pinned_reset_peak_stats, int which) {
-  return answer([=] { pinned(which)->reset_peak_stats(); });
-}
+ASK_PINNED(pinned_reset_accumulated_stats, reset_accumulated_stats())
+ASK_PINNED(pinned_reset_peak_stats, reset_peak_stats())
 
 // A stream's requests are a graph's. A filter may throw, as PyTorch's do that ask the driver.
 static std::atomic<int> filters_asked;
-CALL(pinned_begin, int which, uint64_t first_id, uint64_t second_id, int number) {
+CALL(pinned_begin, int which, Id pool, int number) {
   return answer([=] {
     auto filter = [wanted = number < 0 ? -1 : stream(number).id()](c10::Stream asked) {
       filters_asked++;
       TORCH_CHECK(wanted != -1, "a filter that fails");
       return asked.id() == wanted;
     };
-    pinned(which)->begin_allocate_to_pool({first_id, second_id}, filter);
+    pinned(which)->begin_allocate_to_pool(pool, filter);
   });
 }
-CALL(pinned_end, int which, uint64_t first_id, uint64_t second_id) {
-  return answer([=] { pinned(which)->end_allocate_to_pool({first_id, second_id}); });
-}
-CALL(pinned_release, int which, uint64_t first_id, uint64_t second_id) {
-  return answer([=] { pinned(which)->release_pool({first_id, second_id}); });
-}
+ASK_PINNED(pinned_end, end_allocate_to_pool(pool), Id pool)
+ASK_PINNED(pinned_release, release_pool(pool), Id pool)
 CALL(number_of_filters_asked) {
   return answer([] { return filters_asked.exchange(0); });
 }
 
 #if AT_LEAST(14)
-CALL(pinned_record_history, int which, int enabled) {
-  return answer([=] {
-    pinned(which)->record_history(enabled, enabled ? take_context : nullptr, 1000,
-                                  static_cast<CA::RecordContext>(enabled ? 3 : 0), true);
-  });
-}
-CALL(pinned_is_history_enabled, int which) {
-  return answer([=] { return pinned(which)->is_history_enabled(); });
-}
+ASK_PINNED(pinned_record_history,
+           record_history(enabled, enabled ? take_context : nullptr, 1000,
+                          static_cast<CA::RecordContext>(enabled ? 3 : 0), true),
+           int enabled)
+ASK_PINNED(pinned_is_history_enabled, is_history_enabled())
 CALL(pinned_segments, int which) {
   return answer([=] {
     std::vector<Json> segments;
@@ -174,18 +163,6 @@ CALL(pinned_turn_over, int which, int threads, int steps) {
     for (int index = 0; index < threads; index++) all.emplace_back(work, index + 1);
     for (auto &thread : all) thread.join();
     return wrong.load();
-  });
-}
-
-// What a pair costs, in ns.
-CALL(pinned_time_pairs, int which, size_t bytes, int pairs) {
-  return answer([=] {
-    auto *called = pinned(which);
-    for (int index = 0; index < pairs / 10; index++) called->allocate(bytes);
-    auto begin = std::chrono::steady_clock::now();
-    for (int index = 0; index < pairs; index++) called->allocate(bytes);
-    std::chrono::duration<double, std::nano> taken = std::chrono::steady_clock::now() - begin;
-    return taken.count() / pairs;
   });
 }
 

@@ -3,9 +3,7 @@
 
 #include <gpupool_callbacks.hpp>
 
-#include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <future>
 #include <map>
 #include <mutex>
@@ -16,12 +14,10 @@
 #include <thread>
 #include <vector>
 
-#define EXPECT(condition) \
-  ((condition) ? void() : (std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition), std::exit(1)))
+#include "memory.hpp"
 
 namespace {
 
-constexpr std::size_t MIB = 1 << 20;
 // What a simulated device has: too much while a block of it is held.
 constexpr std::size_t TOO_MUCH = std::size_t{16} << 30;
 
@@ -45,8 +41,6 @@ void keep_report(std::exception_ptr exception) noexcept {
     reported.push_back(error.what());
   }
 }
-
-std::int64_t live() { return gpupool::device_stats().requested_bytes[GPUPOOL_ALL].current; }
 
 template <class Exception, class Function> std::string thrown_by(Function function) {
   try {

@@ -4,9 +4,6 @@
 
 #include <gpupool_handles.hpp>
 
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <thread>
 
 #include <dlfcn.h>
@@ -14,8 +11,7 @@
 typedef struct cublasContext *cublasHandle_t;
 typedef struct CUstream_st *cudaStream_t;
 
-#define EXPECT(condition) \
-  ((condition) ? void() : (std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition), std::exit(1)))
+#include "memory.hpp"
 
 namespace {
 
@@ -83,10 +79,5 @@ int main(int count, char **arguments) {
   EXPECT(stats.created == 3 && stats.held == 1 && stats.idle == 2 && stats.failures == 0);
   EXPECT(pool.warm(3) == 1 && pool.trim() == 3 && pool.stats().idle == 0);
   EXPECT(gpupool::handle<cublasHandle_t>(first) == handle && stream_of(handle) == first);
-  try {
-    (void)gpupool::handle<cublasHandle_t>(first, 99);
-    EXPECT(!"there are so many devices");
-  } catch (const gpupool::error &error) {
-    EXPECT(error.status() == GPUPOOL_ERROR_INVALID_VALUE && std::strstr(error.what(), "no device 99"));
-  }
+  throws(GPUPOOL_ERROR_INVALID_VALUE, "no device 99", [&] { (void)gpupool::handle<cublasHandle_t>(first, 99); });
 }

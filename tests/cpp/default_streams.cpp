@@ -7,11 +7,7 @@
 #endif
 #include <gpupool_handles.hpp>
 
-#include <cstdio>
-#include <cstdlib>
-
-#define EXPECT(condition) \
-  ((condition) ? void() : (std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition), std::exit(1)))
+#include "expect.hpp"
 
 void null_streams_are_per_thread();
 

@@ -17,9 +17,6 @@ typedef struct cusparseContext *cusparseHandle_t;
 #include <gpupool_handles.hpp>
 
 #include <chrono>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <future>
 #include <new>
 #include <thread>
@@ -37,8 +34,7 @@ typedef struct cudssContext *cudssHandle_t;
 typedef struct custatevecContext *custatevecHandle_t;
 typedef struct cutensorHandle *cutensorHandle_t;
 
-#define EXPECT(condition) \
-  ((condition) ? void() : (std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition), std::exit(1)))
+#include "memory.hpp"
 
 namespace {
 
@@ -46,17 +42,6 @@ namespace libraries = gpupool::libraries;
 using libraries::simulated;
 
 const gpupool::handle_pool<simulated> pool;
-
-// The call throws an error of this status, whose text has these words.
-template <class Function> void throws(int status, const char *words, Function function) {
-  try {
-    function();
-    EXPECT(!"it succeeds");
-  } catch (const gpupool::error &error) {
-    EXPECT(error.status() == status);
-    EXPECT(std::strstr(error.what(), words));
-  }
-}
 
 void a_thread_keeps_its_handle() {
   auto handle = gpupool::handle<simulated>();
@@ -145,12 +130,7 @@ void what_fails_throws() {
   throws(GPUPOOL_ERROR_UNAVAILABLE, "hip", [] { (void)gpupool::handle<miopenHandle_t>(); });
   EXPECT(pool.is_available() && !gpupool::handle_pool<cublasHandle_t>().is_available());
   EXPECT(gpupool::handle_pool<cudssHandle_t>().stats().created == 0);
-  try {
-    pool.warm(std::size_t{1} << 20);
-    EXPECT(!"there is memory for so many");
-  } catch (const std::bad_alloc &error) {
-    EXPECT(std::strstr(error.what(), "simulated"));
-  }
+  throws<std::bad_alloc>("simulated", [] { pool.warm(std::size_t{1} << 20); });
   pool.trim();
 }
 

@@ -4,9 +4,6 @@
 
 #include <gpupool_onnxruntime.hpp>
 
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <map>
 #include <memory>
 #include <new>
@@ -15,8 +12,7 @@
 #include <type_traits>
 #include <vector>
 
-#define EXPECT(condition) \
-  ((condition) ? void() : (std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition), std::exit(1)))
+#include "memory.hpp"
 
 namespace {
 
@@ -107,9 +103,6 @@ bool thrown_has(const char *text) { return thrown.find(text) != std::string::npo
 
 namespace {
 
-constexpr std::size_t MIB = 1 << 20;
-
-std::int64_t live() { return gpupool::device_stats().requested_bytes[GPUPOOL_ALL].current; }
 
 std::shared_ptr<gpupool::pool> new_pool(int device = 0) { return std::make_shared<gpupool::pool>(device); }
 
@@ -128,10 +121,7 @@ void it_says_what_it_is() {
     EXPECT(info == allocator.memory_info() && made(info).name == "Cuda" && made(info).device == 1 && infos == 1);
     EXPECT(allocator.version == ORT_API_VERSION && allocator.last_error().empty());
     void *memory = allocate(&allocator, MIB);
-    gpupool_block block{};
-    block.size = sizeof block;
-    gpupool::check(gpupool::api().find_block(memory, &block));
-    EXPECT(block.device == 1);
+    EXPECT(block_at(memory).device == 1);
     deallocate(&allocator, memory);
   }
   EXPECT(infos == 0);
@@ -158,11 +148,8 @@ void without_memory_an_exception_says_why() {
     thrown.clear();
     EXPECT(!function(&allocator, TOO_MUCH) && thrown_has("tried to allocate"));
   }
-  try {
-    allocator.Alloc(&allocator, TOO_MUCH);
-    EXPECT(false);
-  } catch (const std::bad_alloc &) { // which ONNX Runtime's code may look for
-  }
+  // Which ONNX Runtime's code may look for.
+  throws<std::bad_alloc>("", [&] { allocator.Alloc(&allocator, TOO_MUCH); });
   thrown.clear();
   EXPECT(!allocate_on(&allocator, TOO_MUCH, nullptr) && thrown_has("tried to allocate") && live() == 0);
 }
@@ -177,14 +164,9 @@ void a_free_that_fails_is_remembered() {
 }
 
 void it_is_refused_where_it_cannot_work() {
-  for (const OrtApi *api : {ort(), static_cast<const OrtApi *>(nullptr)}) {
-    try {
-      gpupool::onnxruntime_allocator allocator(new_pool(), "Abacus", api);
-      EXPECT(false);
-    } catch (const gpupool::error &failure) {
-      EXPECT(std::strstr(failure.what(), api ? "not supported" : "is older than the header"));
-    }
-  }
+  for (const OrtApi *api : {ort(), static_cast<const OrtApi *>(nullptr)})
+    throws<gpupool::error>(api ? "not supported" : "is older than the header",
+                           [&] { gpupool::onnxruntime_allocator(new_pool(), "Abacus", api); });
   EXPECT(infos == 0);
 }
 

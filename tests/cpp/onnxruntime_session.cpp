@@ -4,16 +4,13 @@
 
 #include <gpupool_onnxruntime.hpp>
 
-#include <cstdio>
-#include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
 
-#define EXPECT(condition) \
-  ((condition) ? void() : (std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition), std::exit(1)))
+#include "memory.hpp"
 
 namespace {
 
@@ -31,8 +28,6 @@ void succeed(OrtStatus *status) {
   if (!why.empty()) std::fprintf(stderr, "%s\n", why.c_str());
   EXPECT(why.empty());
 }
-
-std::int64_t live() { return gpupool::device_stats().requested_bytes[GPUPOOL_ALL].current; }
 
 // Runs the model, and returns why that failed, if it did.
 std::string run(OrtSession *session, OrtValue *x, std::size_t count) {

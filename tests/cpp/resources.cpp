@@ -10,20 +10,13 @@
 #include <gpupool_rmm.hpp>
 #endif
 
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <memory>
 
-#define EXPECT(condition) \
-  ((condition) ? void() : (std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition), std::exit(1)))
+#include "memory.hpp"
 
 namespace {
 
-constexpr std::size_t MIB = 1 << 20;
 const cuda::stream_ref STREAM{cudaStream_t{}};
-
-std::int64_t live() { return gpupool::device_stats().requested_bytes[GPUPOOL_ALL].current; }
 
 // Through CCCL's own wrappers, which copy resources.
 template <class OutOfMemory, class Resource> void serves(Resource resource) {
@@ -39,33 +32,16 @@ template <class OutOfMemory, class Resource> void serves(Resource resource) {
   EXPECT(resource.allocate(STREAM, 0) == nullptr);
   resource.deallocate(STREAM, nullptr, 0);
   EXPECT(live() == before);
-  try {
-    (void)ref.allocate(STREAM, std::size_t{1} << 50, 256);
-    EXPECT(!"there is so much memory");
-  } catch (const OutOfMemory &error) {
-    EXPECT(std::strstr(error.what(), "tried to allocate"));
-  }
-  for (std::size_t wrong : {1024, 3, 0}) {
-    try {
-      resource.deallocate(STREAM, resource.allocate(STREAM, 1, wrong), 1);
-      EXPECT(wrong == 0);
-    } catch (const gpupool::error &error) {
-      EXPECT(wrong && error.status() == GPUPOOL_ERROR_INVALID_VALUE && std::strstr(error.what(), "power of two"));
-    }
-  }
+  throws<OutOfMemory>("tried to allocate", [&] { (void)ref.allocate(STREAM, std::size_t{1} << 50, 256); });
+  for (std::size_t wrong : {1024, 3})
+    throws(GPUPOOL_ERROR_INVALID_VALUE, "power of two", [&] { (void)resource.allocate(STREAM, 1, wrong); });
+  resource.deallocate(STREAM, resource.allocate(STREAM, 1, 0), 1);
 }
 
 template <class Resource> void are_equal_where_their_memory_is() {
   auto pool = std::make_shared<const gpupool::pool>(0);
   EXPECT(Resource(0) == Resource(0) && Resource(0) != Resource(1) && Resource(pool) == Resource(pool));
   EXPECT(Resource(pool) != Resource(0) && Resource(pool).device() == 0);
-}
-
-gpupool_block block_at(const void *pointer) {
-  gpupool_block block{};
-  block.size = sizeof block;
-  gpupool::check(gpupool::api().find_block(pointer, &block));
-  return block;
 }
 
 void a_resource_follows_scopes_or_keeps_a_pool() {

@@ -2,35 +2,20 @@
 
 #include <gpupool.hpp>
 
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <stdexcept>
 #include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
-#define EXPECT(condition) \
-  ((condition) ? void() : (std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition), std::exit(1)))
+#include "memory.hpp"
 
 namespace {
-
-constexpr std::size_t MIB = 1 << 20;
-
-gpupool_block block_at(const void *pointer) {
-  gpupool_block block{};
-  block.size = sizeof block;
-  gpupool::check(gpupool::api().find_block(pointer, &block));
-  return block;
-}
 
 bool is_of(const void *pointer, const gpupool::pool &pool) {
   auto id = pool.id(), found = block_at(pointer).pool;
   return id.first == found.first && id.second == found.second;
 }
-
-std::int64_t live() { return gpupool::device_stats().requested_bytes[GPUPOOL_ALL].current; }
 
 void buffers_free_what_they_hold() {
   auto before = live();
@@ -57,12 +42,8 @@ void buffers_free_what_they_hold() {
   on_its_own.record_stream(nullptr);
   on_its_own.free(nullptr);
   EXPECT(!on_its_own);
-  try {
-    not_on_another.free(nullptr, 0);
-    EXPECT(!"it is freed on a stream of a device that is no peer");
-  } catch (const gpupool::error &error) {
-    EXPECT(error.status() == GPUPOOL_ERROR_INVALID_VALUE);
-  }
+  // On a stream of a device that is no peer.
+  throws(GPUPOOL_ERROR_INVALID_VALUE, "", [&] { not_on_another.free(nullptr, 0); });
   EXPECT(not_on_another && not_on_another.nbytes() == 1000);
   on_its_own = std::move(not_on_another);
   EXPECT(on_its_own.device() == 1);
@@ -121,12 +102,7 @@ void pools_sleep() {
   gpupool::device_buffer buffer(pool, MIB);
   std::memset(buffer.ptr(), 7, MIB);
   EXPECT(!pool.is_asleep() && pool.sleep() > 0 && pool.is_asleep());
-  try {
-    gpupool::device_buffer(pool, MIB);
-    EXPECT(!"a pool that sleeps serves");
-  } catch (const gpupool::error &error) {
-    EXPECT(error.status() == GPUPOOL_ERROR_ASLEEP);
-  }
+  throws(GPUPOOL_ERROR_ASLEEP, "", [&] { gpupool::device_buffer(pool, MIB); });
   EXPECT(pool.wake() > 0 && static_cast<char *>(buffer.ptr())[MIB - 1] == 7);
 }
 
@@ -185,12 +161,7 @@ void ranges_hold_addresses() {
   gpupool::memory_range same(std::move(range));
   same.decommit({1, 3, 9});
   EXPECT(same.committed_bytes() == 2 * MIB && !range.handle());
-  try {
-    same.commit({64});
-    EXPECT(!"there are so many pages");
-  } catch (const gpupool::error &error) {
-    EXPECT(error.status() == GPUPOOL_ERROR_INVALID_VALUE && std::strstr(error.what(), "64"));
-  }
+  throws(GPUPOOL_ERROR_INVALID_VALUE, "64", [&] { same.commit({64}); });
 }
 
 void a_range_is_freed_though_an_exception_passes_an_unpin() {
@@ -234,22 +205,12 @@ void what_fails_throws() {
     auto copy = dynamic_cast<const gpupool::out_of_memory &>(error);
     EXPECT(std::strcmp(copy.what(), error.what()) == 0);
   }
-  try {
-    gpupool::pool(99);
-    EXPECT(!"there are so many devices");
-  } catch (const gpupool::error &error) {
-    EXPECT(error.status() == GPUPOOL_ERROR_INVALID_VALUE && std::strstr(error.what(), "99"));
-  }
+  throws(GPUPOOL_ERROR_INVALID_VALUE, "99", [] { gpupool::pool(99); });
   gpupool::synchronize();
   EXPECT(gpupool::empty_cache() > 0);
   gpupool_api older = gpupool::api();
   older.size = offsetof(gpupool_api, synchronize);
-  try {
-    gpupool::set_api(&older);
-    EXPECT(!"an older table is taken");
-  } catch (const gpupool::error &error) {
-    EXPECT(std::strstr(error.what(), "older"));
-  }
+  throws<gpupool::error>("older", [&] { gpupool::set_api(&older); });
 }
 
 static_assert(!std::is_copy_constructible_v<gpupool::device_buffer>);

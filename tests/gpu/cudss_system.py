@@ -10,10 +10,10 @@ from gpu_helpers import cupy
 class System:
     """Equations in cuDSS's hands, on CuPy's current stream, until they are freed."""
 
-    def __init__(self, cudss, handle, matrix):
+    def __init__(self, cudss, handle, matrix, seed=7):
         self.example, self.handle, self.matrix = cudss, handle, matrix
         self.api, self.cleanup = cudss.load(), ExitStack()
-        self.b = cupy.random.default_rng(7).standard_normal(matrix.unknowns)
+        self.b = cupy.random.default_rng(seed).standard_normal(matrix.unknowns)
         self.x = cupy.zeros_like(self.b)
         self.config, self.data, *self.operands = (c_void_p() for _ in range(5))
         self.api.cudssConfigCreate(ctypes.byref(self.config))

@@ -98,6 +98,26 @@ def set_stream(pool, handle, address):
     assert stream_of(pool, handle) == address
 
 
+def name_of_handler(pool, handle):
+    """Return what the handler of a handle's device memory is called; None if it is the library's own."""
+    # Context, two functions, and 64 bytes of a name.
+    handler = (ctypes.c_char * 88)()
+    get = getattr(ctypes.CDLL(pool.path), f"{pool.name}GetDeviceMemHandler")
+    status = get(ctypes.c_void_p(int(handle)), handler)
+    return handler[24:].split(b"\0")[0].decode() if status == 0 else None
+
+
+def wait_for_all_back(pool, *mem_pools):
+    """Destroy idle handles, and wait for what was freed on streams whose work is not done yet."""
+    pool.trim()
+
+    def is_back():
+        gpupool.empty_cache()
+        return all(mem_pool.stats().live_bytes == 0 for mem_pool in mem_pools)
+
+    wait_until(is_back, "the memory is back")
+
+
 def in_threads(count, work):
     """Run work(0), work(1), ... in that many threads, all alive until the last is done. Return the results."""
     all_done = threading.Barrier(count, timeout=LONG)

@@ -8,14 +8,14 @@ from gpu_helpers import POOLS, pool_or_skip, run_program
 @pytest.mark.parametrize("name", POOLS)
 def test_global_capture_survives(name, what):
     pool_or_skip(name)
-    run_program("captures/first_handle.py", name, "Global", what)
+    run_program("captures/handles.py", "the_first_is_asked_for", name, "Global", what)
 
 
 @pytest.mark.parametrize("mode", ["ThreadLocal", "Relaxed"])
 @pytest.mark.parametrize("what", ["here", "thread"])
 def test_other_captures_survive(mode, what):
-    run_program("captures/first_handle.py", "cublas", mode, what)
+    run_program("captures/handles.py", "the_first_is_asked_for", "cublas", mode, what)
 
 
 def test_trim_spares_handles_while_a_capture_is_visible():
-    run_program("captures/trim_spares_handles.py")
+    run_program("captures/handles.py", "they_are_trimmed")

@@ -1,6 +1,5 @@
 """Bytes between a GPU and the host, without a framework; CuPy looks at what is there, and captures."""
 
-import array
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,16 +7,11 @@ import gpupool
 import numpy as np
 import pytest
 from gpu_helpers import cupy, import_or_skip
+from long_kernel import spin
 from waiting import LONG
 
 MIB = 1 << 20
 
-SPIN = """
-extern "C" __global__ void spin(long long cycles) {
-  const long long end = clock64() + cycles;
-  while (clock64() < end) {}
-}
-"""
 # A fifth of a second or so.
 SPIN_CYCLES = 400_000_000
 
@@ -79,11 +73,11 @@ def test_a_copy_behind_a_kernel_is_done_when_it_returns_while_another_stream_is_
     else:
         # The driver copies such memory in the background.
         host = import_or_skip("cupyx").empty_pinned(nbytes, np.uint8)
-    buffer, spin, word = gpupool.empty(nbytes, stream), cupy.RawKernel(SPIN, "spin"), cupy.empty(1)
+    buffer, word = gpupool.empty(nbytes, stream), cupy.empty(1)
 
     def keep_busy(cycles):
         with cupy.cuda.ExternalStream(stream.ptr):
-            spin((1,), (1,), (np.int64(cycles),))
+            spin(cycles)
 
     # Loaded before the capture, which loading would spoil.
     keep_busy(1)
@@ -116,22 +110,3 @@ def test_a_copy_behind_a_kernel_is_done_when_it_returns_while_another_stream_is_
         finally:
             may_end.set()
         captured.result()
-
-
-def test_a_device_is_waited_for():
-    stream = gpupool.Stream()
-    with stream:
-        assert gpupool.current_stream() == stream
-        buffer = gpupool.empty(256 * MIB)
-        for value in range(16):
-            buffer.fill(value)
-    gpupool.synchronize()
-    assert stream.query()
-
-
-def test_numpy_is_told_how_to_read_a_buffer():
-    buffer = gpupool.empty(8)
-    buffer.copy_from(array.array("d", [2.5]))
-    with pytest.raises(TypeError, match="frombuffer"):
-        np.asarray(buffer)
-    assert np.frombuffer(bytes(buffer), np.float64) == [2.5]

@@ -45,7 +45,6 @@ def test_buffers_are_filled_and_copied(device):
     stream.sync()
     assert total(copy) == 9 * MIB
     assert live() == before + 3
-    assert (copy.is_device_accessible, copy.is_host_accessible, copy.is_managed) == (True, False, False)
     copy.close()
     del one, other
     assert live() == before
@@ -104,24 +103,6 @@ def test_memory_waits_for_the_stream_that_closed_it(device):
     assert int(result.sum(dtype=torch.int64)) == 8 * MIB
 
 
-def test_pools_and_their_limits(device):
-    stream, pool = device.create_stream(), gpupool.MemPool(limit=64 * MIB)
-    with gpupool.cuda_core.using(pool):
-        buffer = device.allocate(MIB, stream=stream)
-        with pytest.raises(gpupool.OutOfMemory, match="limit"):
-            device.allocate(100 * MIB, stream=stream)
-    other = gpupool.cuda_core.MemoryResource(pool=pool).allocate(MIB, stream=stream)
-    assert pool.stats().live_blocks == 2
-    buffer.close()
-    other.close()
-    pool.trim()
-    stream.sync()
-    pool.trim()
-    assert pool.stats().reserved_bytes == 0
-    with pytest.raises(gpupool.OutOfMemory):
-        device.allocate(1 << 42, stream=stream)
-
-
 @pytest.mark.parametrize("mode", ["relaxed", "thread_local", "global"])
 def test_a_graph_is_captured_with_its_memory(device, mode):
     stream, pool = device.create_stream(), gpupool.MemPool()
@@ -159,24 +140,6 @@ def test_a_graph_is_captured_with_its_memory(device, mode):
     assert pool.stats().reserved_bytes == 0
 
 
-def test_buffers_of_both_kinds_share_memory(device):
-    stream = device.create_stream()
-    made = gpupool.empty(MIB, stream)
-    cupy.cuda.Device().synchronize()
-    buffer = gpupool.cuda_core.to_buffer(made)
-    assert (buffer.is_device_accessible, buffer.is_host_accessible, buffer.device_id) == (True, False, 0)
-    buffer.fill(5, stream=stream)
-    stream.sync()
-    assert int(cupy.asarray(made).sum(dtype=cupy.int64)) == 5 * MIB
-    assert gpupool.cuda_core.from_buffer(buffer) is made
-    own = device.allocate(MIB, stream=stream)
-    assert gpupool.cuda_core.from_buffer(own).ptr == int(own.handle)
-    core = import_or_skip("cuda.core")
-    foreign = core.DeviceMemoryResource(device).allocate(MIB, stream=stream)
-    with pytest.raises(gpupool.InvalidValue, match="from_dlpack"):
-        gpupool.cuda_core.from_buffer(foreign)
-
-
 def test_disabled_it_is_cuda_cores_own_again(device):
     core = import_or_skip("cuda.core")
     gpupool.cuda_core.disable()
@@ -192,7 +155,7 @@ def test_disabled_it_is_cuda_cores_own_again(device):
 @pytest.mark.parametrize("order", ["gpupool cuda.core cupy", "cupy cuda.core gpupool", "cuda.core gpupool cupy"])
 def test_exits_cleanly_with_live_buffers(order):
     import_or_skip("cuda.core")
-    run_program("ends/with_cuda_core_buffers.py", order)
+    run_program("ends/with_frameworks.py", *order.split(), "cuda_core_buffers")
 
 
 def test_every_word_of_pinned_buffers_comes_and_goes(device):
@@ -227,19 +190,3 @@ def test_every_word_of_pinned_buffers_comes_and_goes(device):
         futures = [executor.submit(lambda number: (gpupool.cuda_core.enable(), work(number))[1], n) for n in range(16)]
         assert all(future.result() for future in futures)
     assert pinned_blocks() == live_pinned
-
-
-def test_pinned_buffers_say_that_both_can_use_them(device):
-    stream = device.create_stream()
-    resource = gpupool.cuda_core.PinnedMemoryResource()
-    buffer = resource.allocate(MIB, stream=stream)
-    assert (buffer.is_device_accessible, buffer.is_host_accessible, buffer.is_managed) == (True, True, False)
-    made = gpupool.empty_pinned(MIB, stream)
-    other = gpupool.cuda_core.to_buffer(made)
-    assert (other.is_device_accessible, other.is_host_accessible) == (True, True)
-    other.fill(7, stream=stream)
-    buffer.copy_from(other, stream=stream)
-    stream.sync()
-    assert (np.from_dlpack(buffer) == 7).all()
-    assert gpupool.cuda_core.from_buffer(other) is made
-    assert gpupool.cuda_core.from_buffer(buffer).ptr == int(buffer.handle)

@@ -1,20 +1,11 @@
 """Processes end cleanly with live handles, and forked children are told what is wrong."""
 
 import pytest
-from gpu_helpers import import_or_skip, run_program
-
-HOLDERS = [
-    "of_the_main_thread",
-    "of_threads_that_end_after_the_main_thread",
-    "of_threads_that_never_end",
-    "of_threads_at_work",
-    "taken_at_exit",
-    "that_are_idle",
-    "of_a_pool_of_one_s_own",
-]
+from gpu_helpers import PROGRAMS, import_or_skip, run_program
+from python.running import functions_of
 
 
-@pytest.mark.parametrize("handles", HOLDERS)
+@pytest.mark.parametrize("handles", functions_of(str(PROGRAMS / "ends/with_handles.py")))
 def test_exits_cleanly(handles):
     run_program("ends/with_handles.py", handles)
 
@@ -25,7 +16,8 @@ def test_exits_cleanly(handles):
 )
 def test_exits_cleanly_beside_other_frameworks(order):
     import_or_skip("torch")
-    run_program("ends/beside_frameworks.py", order)
+    steps = [f"{name}s_handles" for name in order.split("-")]
+    run_program("ends/with_frameworks.py", *steps, "gpupools_handles")
 
 
 @pytest.mark.parametrize("forks", ["of_the_main_thread", "of_a_thread"])

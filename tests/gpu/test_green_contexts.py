@@ -8,6 +8,7 @@ import gpupool
 import pytest
 from gpu_helpers import (
     BY_STREAM,
+    PROGRAMS,
     STREAM_FUNCTIONS,
     cupy,
     import_or_skip,
@@ -16,9 +17,10 @@ from gpu_helpers import (
     run_program,
     stream_of,
 )
-from long_kernel import LongKernel
+from long_kernel import LongKernel, spin
 from partitions import Refused, contexts_of, driver, halves, made
 from products import Product
+from python.running import functions_of
 from waiting import PATIENCE
 
 pytestmark = pytest.mark.device_memory(gib=3)
@@ -27,11 +29,7 @@ MIB = 1 << 20
 NOT_READY = 600
 # About 100 ms of an H200, in which the host does what comes next.
 SPIN_CYCLES = int(200_000_000 * PATIENCE)
-SPIN = r"""
-extern "C" __global__ void spin(long long cycles) {
-  long long start = clock64();
-  while (clock64() - start < cycles) {}
-}
+MARK = r"""
 extern "C" __global__ void mark(unsigned *blocks, long long cycles) {
   unsigned processor;
   asm volatile("mov.u32 %0, %%smid;" : "=r"(processor));
@@ -49,17 +47,6 @@ def at(address):
 def on(stream):
     """Return CuPy's view of the stream at this address, which frees no stream."""
     return cupy.cuda.ExternalStream(stream)
-
-
-@pytest.fixture(scope="module")
-def kernels():
-    module = cupy.RawModule(code=SPIN)
-    kernels = {name: module.get_function(name) for name in ("spin", "mark")}
-    # Loaded before a kernel is busy, which loading may wait for.
-    kernels["spin"]((1,), (1,), (1,))
-    kernels["mark"]((1,), (1,), (cupy.zeros(1024, dtype=cupy.uint32), 1))
-    cupy.cuda.runtime.deviceSynchronize()
-    return kernels
 
 
 @pytest.fixture
@@ -110,14 +97,16 @@ def test_the_driver_says_whose_a_stream_is(parts, streams):
         assert context == made("cuCtxFromGreenCtx", at(part.green)) != primary
 
 
-def test_an_event_of_the_device_has_the_work_of_a_part(streams, kernels):
+def test_an_event_of_the_device_has_the_work_of_a_part(streams):
+    # Loaded before a kernel is busy, which loading may wait for.
+    spin(1)
     for record in (
         lambda event: driver.cuEventRecord(event, at(streams[0])),
         lambda event: driver.cuCtxRecordEvent(at(made("cuCtxGetCurrent")), event),
     ):
         event = at(made("cuEventCreate", 2))
         with on(streams[0]):
-            kernels["spin"]((1,), (1,), (SPIN_CYCLES,))
+            spin(SPIN_CYCLES)
         assert record(event) == 0
         assert driver.cuEventQuery(event) == NOT_READY
         assert driver.cuStreamWaitEvent(at(streams[1]), event, 0) == 0
@@ -126,12 +115,14 @@ def test_an_event_of_the_device_has_the_work_of_a_part(streams, kernels):
         assert driver.cuEventDestroy_v2(event) == 0
 
 
-def test_kernels_run_on_the_processors_of_their_part(parts, streams, kernels):
+def test_kernels_run_on_the_processors_of_their_part(parts, streams):
+    mark = cupy.RawKernel(MARK, "mark")
+    mark((1,), (1,), (cupy.zeros(1024, dtype=cupy.uint32), 1))
     seen = [cupy.zeros(1024, dtype=cupy.uint32) for _ in streams]
     cupy.cuda.runtime.deviceSynchronize()
     for stream, blocks in zip(streams, seen, strict=True):
         with on(stream):
-            kernels["mark"]((2048,), (256,), (blocks, 20_000))
+            mark((2048,), (256,), (blocks, 20_000))
     cupy.cuda.runtime.deviceSynchronize()
     processors = [set(cupy.flatnonzero(blocks).get().tolist()) for blocks in seen]
     both = processors[0] & processors[1]
@@ -179,84 +170,7 @@ def test_leases_on_both_parts_at_once_are_right_and_none_is_made(streams):
     assert stats.workspace_bytes >= 2 * 4 * MIB
 
 
-def test_a_thread_s_handle_goes_from_part_to_part(streams):
-    pool, products = pool_or_skip("cublas"), [Product(3), Product(4)]
-    handle = pool.handle(streams[0])
-    for _ in range(20):
-        for _ in range(10):
-            for stream, product in zip(streams, products, strict=True):
-                assert pool.handle(stream) == handle
-                product.compute(handle, 1)
-        cupy.cuda.runtime.deviceSynchronize()
-        assert [product.is_right() for product in products] == [True, True]
-
-
-def test_a_handle_of_a_part_is_handed_over_to_the_other(streams):
-    pool = pool_or_skip("cusolver")
-    pool.trim()
-    plain, failures = gpupool.Stream(), pool.stats().failures
-    for stream in [*streams, plain.ptr, *streams]:
-        with pool.lease(stream) as lease:
-            assert stream_of(pool, int(lease)) == stream
-    assert pool.stats().failures == failures
-
-
-def lt_product(handle, stream, product, workspace):
-    """Compute a product by cuBLASLt on a stream."""
-    library, made_here = ctypes.CDLL(gpupool.cublaslt.path), []
-
-    def create(function, *arguments):
-        place = ctypes.c_void_p()
-        assert library[function](ctypes.byref(place), *arguments) == 0, function
-        made_here.append((function.replace("Create", "Destroy"), place))
-        return place
-
-    rows, terms = product.right.shape[0], product.right.shape[1]
-    one, zero = ctypes.byref(ctypes.c_float(1)), ctypes.byref(ctypes.c_float(0))
-    size = ctypes.c_uint64
-    # CUBLAS_COMPUTE_32F and CUDA_R_32F.
-    operation = create("cublasLtMatmulDescCreate", 68, 0)
-    # Columns come first, as for Product.compute.
-    left = create("cublasLtMatrixLayoutCreate", 0, size(rows), size(terms), ctypes.c_int64(rows))
-    right = create("cublasLtMatrixLayoutCreate", 0, size(terms), size(rows), ctypes.c_int64(terms))
-    out = create("cublasLtMatrixLayoutCreate", 0, size(rows), size(rows), ctypes.c_int64(rows))
-    data = [at(array.data.ptr) for array in (product.left, product.right, product.out)]
-    status = library.cublasLtMatmul(
-        at(handle), operation, one, data[0], left, data[1], right, zero, data[2], out, data[2], out, None,
-        at(workspace.ptr), ctypes.c_size_t(workspace.nbytes), at(stream),
-    )  # fmt: skip
-    assert status == 0, f"cublasLtMatmul answered {status}"
-    for function, place in made_here:
-        assert library[function](place) == 0, function
-
-
-def test_cublaslt_is_right_on_both_parts(streams):
-    pool, products = pool_or_skip("cublaslt"), [Product(6), Product(7)]
-    workspaces = [gpupool.empty(32 * MIB, stream) for stream in streams]
-    created = None
-    for _ in range(5):
-        for stream, product, workspace in zip(streams, products, workspaces, strict=True):
-            with pool.lease(stream) as lease:
-                lt_product(int(lease), stream, product, workspace)
-        cupy.cuda.runtime.deviceSynchronize()
-        assert [product.is_right() for product in products] == [True, True]
-        created = created or pool.stats().created
-    assert pool.stats().created == created
-
-
 # Memory.
-
-
-def test_memory_is_used_again_on_its_stream(streams):
-    for stream, value in zip(streams, (3, 5), strict=True):
-        buffer = filled(8 * MIB, stream, value)
-        address = buffer.ptr
-        assert (buffer.device, total(cupy.asarray(buffer))) == (0, 8 * MIB * value)
-        buffer.free()
-        buffer = filled(8 * MIB, stream, value + 1)
-        assert buffer.ptr == address
-        assert total(cupy.asarray(buffer)) == 8 * MIB * (value + 1)
-        del buffer
 
 
 @pytest.mark.parametrize("owner", ["the other part", "the whole GPU"])
@@ -283,18 +197,6 @@ def test_memory_waits_for_the_part_that_uses_it(streams, owner):
     assert total(result) == 8 * MIB
     assert was_busy, "the host waited for the GPU"
     del others
-
-
-def test_memory_goes_back(streams):
-    gpupool.empty_cache()
-    before = gpupool.memory_stats(0).reserved_bytes
-    for stream in streams:
-        filled(64 * MIB, stream, 1).free()
-    assert gpupool.memory_stats(0).reserved_bytes >= before + 64 * MIB
-    for _ in range(2):
-        cupy.cuda.runtime.deviceSynchronize()
-        gpupool.empty_cache()
-    assert gpupool.memory_stats(0).reserved_bytes <= before
 
 
 # Captures.
@@ -349,9 +251,7 @@ def test_a_graph_of_a_part_replays(streams, mode):
 # The end of a green context, in a process of its own, since what the driver then does is what is looked at.
 
 
-@pytest.mark.parametrize(
-    "what", ["driver_answers", "idle", "busy", "streams_first", "recorded", "captured", "current_default_stream"]
-)
+@pytest.mark.parametrize("what", functions_of(str(PROGRAMS / "ends/with_green_contexts.py")))
 def test_a_green_context_ends(what):
     print(run_program("ends/with_green_contexts.py", what))
 

@@ -1,11 +1,11 @@
 """Leases of every library's handles: streams, hand-over, limits, and captures that go on meanwhile."""
 
 import ctypes
-import threading
 
 import gpupool
 import pytest
 from gpu_helpers import BY_STREAM, POOLS, STREAM_FUNCTIONS, cupy, in_threads, pool_or_skip, run_program, stream_of
+from long_kernel import LongKernel
 
 
 @pytest.mark.parametrize("name", POOLS)
@@ -23,23 +23,6 @@ def test_a_lease_has_its_stream_and_goes_to_the_next(name):
         if name in STREAM_FUNCTIONS:
             assert stream_of(pool, handle) == second.ptr
     assert (pool.stats().created, pool.stats().leased) == (created, 0)
-
-
-@pytest.mark.parametrize("name", ["cusparse", "cublas"])
-def test_threads_need_as_many_handles_as_work_at_once(name):
-    pool = pool_or_skip(name)
-    pool.trim()
-    stream, created, turns = gpupool.Stream(), pool.stats().created, threading.Semaphore(2)
-
-    def work(_):
-        for _ in range(50):
-            with turns, pool.lease(stream) as lease:
-                assert int(lease) != 0
-
-    in_threads(16, work)
-    # Two work at once; a third and fourth may be giving theirs back.
-    assert pool.stats().created - created <= 4
-    assert pool.trim() <= 4
 
 
 # Of cuBLAS and cuSOLVER, where they are new enough.
@@ -111,31 +94,19 @@ def test_a_handler_of_cudss_that_an_owner_set_is_taken_off(kind):
         assert get_handler(handle, told) != 0, "the last owner's is there"
 
 
-BUSY = """
-extern "C" __global__ void busy(long long cycles, volatile int *stop) {
-  const long long end = clock64() + cycles;
-  while (clock64() < end && !*stop) {}
-}
-"""
-
-
 @pytest.mark.parametrize("name", [name for name in POOLS if name not in BY_STREAM])
 def test_a_hand_over_waits_for_no_work_of_the_former_stream(name):
     pool = pool_or_skip(name)
     pool.trim()
-    busy = cupy.RawKernel(BUSY, "busy")
-    first, second = gpupool.Stream(), gpupool.Stream()
-    stop = cupy.zeros(1, dtype=cupy.int32)
-    cupy.cuda.runtime.deviceSynchronize()
+    first, second, kernel = gpupool.Stream(), gpupool.Stream(), LongKernel()
     with pool.lease(first) as lease:
         handle = int(lease)
     with cupy.cuda.ExternalStream(first.ptr):
-        busy((1,), (1,), (10**9, stop))
+        kernel.begin()
     with pool.lease(second) as lease:
         assert int(lease) == handle
     waits, is_busy = not second.query(), not first.query()
-    with cupy.cuda.Stream(non_blocking=True):
-        stop.fill(1)
+    kernel.end()
     first.synchronize()
     second.synchronize()
     assert (waits, is_busy) == (False, True)
@@ -144,29 +115,13 @@ def test_a_hand_over_waits_for_no_work_of_the_former_stream(name):
 @pytest.mark.parametrize("mode", ["Global", "ThreadLocal", "Relaxed"])
 def test_a_capture_survives_first_handles_leases_and_trims_in_many_threads(mode):
     names = [name for name in POOLS if getattr(gpupool, name).available]
-    run_program("captures/many_threads.py", ",".join(names), mode)
+    run_program("captures/handles.py", "many_threads_ask_for_them", ",".join(names), mode)
 
 
 @pytest.mark.parametrize("name", POOLS)
 def test_hand_overs_spoil_no_capture_of_somebody_else(name):
     pool_or_skip(name)
-    run_program("captures/of_somebody_else.py", name)
-
-
-def test_a_limit_holds_for_real_handles():
-    pool = pool_or_skip("cublas")
-    pool.trim()
-    # The limit is each device's.
-    stream, before = gpupool.Stream(), pool.stats(0)
-    pool.limit = before.created - before.destroyed + 1
-    try:
-        with pool.lease(stream), pytest.raises(gpupool.PoolExhausted, match="cublas"):
-            pool.lease(stream, timeout=0.01)
-        with pool.lease(stream):
-            pass
-    finally:
-        pool.limit = None
-    assert pool.stats(0).created == before.created + 1
+    run_program("captures/handles.py", "they_are_handed_over", name)
 
 
 @pytest.mark.parametrize("name", POOLS)

@@ -1,13 +1,19 @@
 """cuDSS takes its memory from a MemPool: right results, in many threads, while the pool changes, and all of it back."""
 
-import ctypes
 import importlib
-from ctypes import c_void_p
 
 import gpupool
 import pytest
 from cudss_system import System
-from gpu_helpers import cupy, import_or_skip, in_threads_until_returned, pool_or_skip, run_program
+from gpu_helpers import (
+    cupy,
+    import_or_skip,
+    in_threads_until_returned,
+    name_of_handler,
+    pool_or_skip,
+    run_program,
+    wait_for_all_back,
+)
 from waiting import wait_until
 
 pytestmark = pytest.mark.device_memory(gib=3)
@@ -27,15 +33,6 @@ def cudss():
     gpupool.cudss.trim()
 
 
-def name_of_handler(handle):
-    """Return what the handler of the handle's device memory is called; None if it is cuDSS's own."""
-    library = ctypes.CDLL(gpupool.cudss.path)
-    # Context, two functions, and 64 bytes of a name.
-    handler = (ctypes.c_char * 88)()
-    status = library.cudssGetDeviceMemHandler(c_void_p(int(handle)), handler)
-    return handler[24:].split(b"\0")[0].decode() if status == 0 else None
-
-
 def solve_once(cudss, handle, matrix, mem_pool):
     """Solve and free. Return the residual and how much the MemPool had to give."""
     system = System(cudss, handle, matrix)
@@ -45,24 +42,13 @@ def solve_once(cudss, handle, matrix, mem_pool):
     return residual, taken
 
 
-def wait_for_all_back(*mem_pools, live_bytes=0):
-    """Destroy idle handles, and wait for what was freed on streams whose work is not done yet."""
-    gpupool.cudss.trim()
-
-    def is_back():
-        gpupool.empty_cache()
-        return sum(mem_pool.stats().live_bytes for mem_pool in mem_pools) == live_bytes
-
-    wait_until(is_back, "the memory is back")
-
-
 def test_what_cudss_allocates_is_counted_used_again_and_given_back(cudss):
     matrix, mem_pool = cudss.Poisson(256), gpupool.MemPool()
     before = gpupool.memory_stats().live_bytes
     gpupool.cudss.set_mem_pool(mem_pool)
     with cupy.cuda.Stream(non_blocking=True) as stream:
         with gpupool.cudss.lease(stream) as handle:
-            assert name_of_handler(handle) == "gpupool.MemPool"
+            assert name_of_handler(gpupool.cudss, handle) == "gpupool.MemPool"
             residual, taken = solve_once(cudss, int(handle), matrix, mem_pool)
             stream.synchronize()
             # The factors alone have several times the values of the matrix.
@@ -75,7 +61,7 @@ def test_what_cudss_allocates_is_counted_used_again_and_given_back(cudss):
             # Not six times as much.
             assert mem_pool.stats().live_bytes == kept
             assert mem_pool.stats().reserved_bytes < 2 * reserved
-        wait_for_all_back(mem_pool)
+        wait_for_all_back(gpupool.cudss, mem_pool)
     wait_until(lambda: gpupool.empty_cache() >= 0 and mem_pool.stats().reserved_bytes == 0, "the pages are given back")
     assert gpupool.memory_stats().live_bytes == before
 
@@ -99,7 +85,7 @@ def test_sixteen_threads_take_from_one_pool(cudss):
 
     assert max(in_threads_until_returned(gpupool.cudss, THREADS, work)) < 1e-10
     assert mem_pool.stats().allocations > 5 * THREADS
-    wait_for_all_back(mem_pool)
+    wait_for_all_back(gpupool.cudss, mem_pool)
 
 
 @pytest.mark.parametrize("first", ["own", "pool"])
@@ -128,11 +114,11 @@ def test_it_changes_while_cudss_has_memory(cudss, first):
             return handle
 
     in_threads_until_returned(gpupool.cudss, 1, work)
-    wait_for_all_back(one, two)
+    wait_for_all_back(gpupool.cudss, one, two)
     assert (one.use_count(), two.use_count()) == (1, 1)
     stream = gpupool.Stream()
     with gpupool.cudss.lease(stream) as new:
-        assert name_of_handler(new) is None
+        assert name_of_handler(gpupool.cudss, new) is None
 
 
 def test_a_pool_that_is_dropped_stays_while_cudss_has_its_memory(cudss):
@@ -165,27 +151,10 @@ def test_a_limit_fails_the_call_and_nothing_else(cudss):
         mem_pool.limit = None
         assert solve_once(cudss, int(handle), matrix, mem_pool)[0] < 1e-10
         stream.synchronize()
-    wait_for_all_back(mem_pool)
-
-
-def test_without_it_handles_have_cudss_s_own(cudss):
-    stream = gpupool.Stream()
-
-    def work(_):
-        handle = gpupool.cudss.handle(stream)
-        assert name_of_handler(handle) is None
-        library = ctypes.CDLL(gpupool.cudss.path)
-        assert library.cudssSetDeviceMemHandler(c_void_p(handle), c_void_p(gpupool.c_api.handler)) == 0
-        assert name_of_handler(handle) == "gpupool"
-        return handle
-
-    (handle,) = in_threads_until_returned(gpupool.cudss, 1, work)
-    # The next owner gets it as new.
-    with gpupool.cudss.lease(stream) as lease:
-        assert (int(lease), name_of_handler(lease)) == (handle, None)
+    wait_for_all_back(gpupool.cudss, mem_pool)
 
 
 @pytest.mark.parametrize("order", ["gpupool,cupy", "cupy,gpupool"])
 @pytest.mark.usefixtures("cudss")
 def test_a_process_ends_well_with_factors_alive(order):
-    run_program("ends/with_cudss_factors.py", order)
+    run_program("ends/with_frameworks.py", *order.split(","), "cudss_factors")

@@ -1,33 +1,49 @@
-"""Device memory of gpupool's in other people's hands: CuPy and PyTorch see it, order it and allocate from it."""
+"""Device memory of gpupool's in other people's hands: by DLPack and the CUDA array interface, on their own streams."""
 
 import gc
+import os
 
 import gpupool
+import numpy as np
 import pytest
-from gpu_helpers import cupy, import_or_skip, run_prepared_program
+from gpu_helpers import cupy, import_or_skip, in_threads
 from waiting import PATIENCE
 
-# The whole file waits for the memory API of the module.
-pytestmark = pytest.mark.skipif(not hasattr(gpupool, "empty"), reason="needs gpupool.empty")
+pytestmark = pytest.mark.device_memory(gib=4)
 
 MIB = 1 << 20
-# About 20 ms of an H200, in which the host does what comes next.
-SLEEP_CYCLES = int(40_000_000 * PATIENCE)
-
-
-def totals():
-    """Return the statistics of device 0, all pools together."""
-    stats = gpupool.memory_stats(0)
-    return getattr(stats, "total", stats)
+# About half a second of an H200.
+SLEEP_CYCLES = int(1_000_000_000 * PATIENCE)
 
 
 @pytest.fixture
 def torch():
     """Return PyTorch with its context made, or skip."""
     torch = import_or_skip("torch")
-    torch.cuda.init()
     torch.empty(1, device="cuda")
     return torch
+
+
+@pytest.fixture
+def jax():
+    """Return JAX, which leaves the GPU's memory to others as well, or skip."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    jax = import_or_skip("jax")
+    if jax.default_backend() != "gpu":
+        pytest.skip("needs JAX with a GPU")
+    return jax
+
+
+def fill(buffer, value, stream):
+    """Fill a buffer on a stream, and don't wait for it."""
+    cupy.cuda.runtime.memsetAsync(buffer.ptr, value, buffer.nbytes, stream.ptr)
+
+
+def settled():
+    """Return how many blocks live, those that waited for streams left out."""
+    cupy.cuda.Device().synchronize()
+    gpupool.empty_cache()
+    return gpupool.memory_stats().live_blocks
 
 
 def test_cupy_sees_a_buffer():
@@ -57,25 +73,64 @@ def test_dlpack_shares_a_buffer_and_keeps_it_alive(library):
     buffer = gpupool.empty(3 * MIB, stream)
     # 2 is DLPack's number for CUDA.
     assert buffer.__dlpack_device__() == (2, 0)
-    before = totals().live_blocks
+    before = settled()
     array = module.from_dlpack(buffer)
     address = buffer.ptr
     array[:] = 9
     del buffer
     gc.collect()
-    assert totals().live_blocks == before, "the consumer's memory was freed"
+    assert settled() == before, "the consumer's memory was freed"
     assert int(array.sum(dtype=module.int64)) == 9 * 3 * MIB
     pointer = array.data.ptr if library == "cupy" else array.data_ptr()
     assert pointer == address
     del array
     gc.collect()
+    assert settled() == before - 1
+
+
+def test_memory_is_not_used_again_before_its_consumer_is_done(torch):
+    stream, consumer = gpupool.Stream(), torch.cuda.Stream()
+    buffer = gpupool.empty(8 * MIB, stream)
+    fill(buffer, 1, stream)
+    with torch.cuda.stream(consumer):
+        tensor = torch.from_dlpack(buffer)
+        # Loaded before a kernel is busy, which loading may wait for.
+        assert int(tensor.sum(dtype=torch.int64)) == 8 * MIB
+        torch.cuda._sleep(SLEEP_CYCLES)
+        total = tensor.sum(dtype=torch.int64)
+    del tensor, buffer
+    gc.collect()
+    others = [gpupool.empty(8 * MIB, stream) for _ in range(4)]
+    for other in others:
+        fill(other, 3, stream)
     stream.synchronize()
-    module.cuda.Device().synchronize() if library == "cupy" else module.cuda.synchronize()
-    gpupool.empty_cache()
-    assert totals().live_blocks == before - 1
+    assert not consumer.query(), "the consumer was waited for on the host"
+    consumer.synchronize()
+    assert int(total) == 8 * MIB
 
 
-def test_dlpack_consumers_wait_for_the_buffers_stream(torch):
+@pytest.mark.parametrize("library", ["cupy", "jax"])
+def test_consumers_wait_for_the_producer(library, torch, request):
+    stream = gpupool.Stream()
+    buffer = gpupool.empty(8 * MIB, stream)
+    fill(buffer, 1, stream)
+    if library == "jax":
+        jax = request.getfixturevalue("jax")
+        # Compiled before.
+        assert int(jax.numpy.sum(jax.dlpack.from_dlpack(buffer), dtype="uint32")) == 8 * MIB
+    stream.synchronize()
+    with torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)):
+        torch.cuda._sleep(SLEEP_CYCLES)
+    fill(buffer, 2, stream)
+    if library == "jax":
+        total = jax.numpy.sum(jax.dlpack.from_dlpack(buffer), dtype="uint32")
+    else:
+        with cupy.cuda.Stream(non_blocking=True):
+            total = int(cupy.from_dlpack(buffer).sum(dtype="int64"))
+    assert int(total) == 2 * 8 * MIB
+
+
+def test_pytorch_waits_for_the_producer_on_the_gpu(torch):
     stream = gpupool.Stream()
     buffer = gpupool.empty(8 * MIB, stream)
     producer, consumer = torch.cuda.ExternalStream(stream.ptr), torch.cuda.Stream()
@@ -85,8 +140,7 @@ def test_dlpack_consumers_wait_for_the_buffers_stream(torch):
     assert int(torch.from_dlpack(buffer).sum(dtype=torch.int64)) == 8 * MIB
     torch.cuda.synchronize()
     with torch.cuda.stream(producer):
-        # Long enough for a host that is busy with other tests.
-        torch.cuda._sleep(10 * SLEEP_CYCLES)
+        torch.cuda._sleep(SLEEP_CYCLES)
         view.fill_(2)
     with torch.cuda.stream(consumer):
         tensor = torch.from_dlpack(buffer)
@@ -96,52 +150,77 @@ def test_dlpack_consumers_wait_for_the_buffers_stream(torch):
     assert int(total) == 2 * 8 * MIB
 
 
-def test_cupy_allocates_from_gpupool():
-    make = cupy.cuda.memory.CFunctionAllocator
-    allocator = make(0, gpupool.c_api.cupy_malloc, gpupool.c_api.cupy_free, gpupool.c_api)
+def test_a_consumers_stream_may_be_destroyed_before_the_memory_is_freed():
+    before = settled()
     stream = gpupool.Stream()
-    before = totals().live_blocks
-    with gpupool.stream(stream), cupy.cuda.ExternalStream(stream.ptr), cupy.cuda.using_allocator(allocator.malloc):
-        arrays = [cupy.ones(1000 + index, dtype=cupy.int64) for index in range(100)]
-        assert totals().live_blocks >= before + 100
-        assert all(int(array.sum()) == 1000 + index for index, array in enumerate(arrays))
-        del arrays
+    for _ in range(20):
+        buffer = gpupool.empty(MIB, stream)
+        fill(buffer, 5, stream)
+        with cupy.cuda.Stream(non_blocking=True) as consumer:
+            array = cupy.from_dlpack(buffer)
+            total = array.sum(dtype="int64")
+            consumer.synchronize()
+        # No name is left for the stream, and CuPy destroys it.
+        del consumer
         gc.collect()
-    cupy.cuda.Device().synchronize()
-    assert totals().live_blocks == before
+        assert int(total) == 5 * MIB
+        del array, buffer, total
+    assert settled() == before
 
 
-def test_torch_allocates_a_pool_from_gpupool():
-    if not hasattr(import_or_skip("torch")._C, "_cuda_customAllocator"):
-        pytest.skip("this PyTorch takes no allocator by its address")
-    run_prepared_program("pytorch/pool.py")
+def test_many_threads_share_buffers(torch):
+    before = settled()
+
+    def work(number):
+        stream = gpupool.Stream()
+        for turn in range(30):
+            buffer = gpupool.empty((number + 1) * 70_000, stream)
+            fill(buffer, number + turn, stream)
+            if turn % 2:
+                with torch.cuda.stream(torch.cuda.Stream()):
+                    total = int(torch.from_dlpack(buffer).sum(dtype=torch.int64))
+            else:
+                with cupy.cuda.Stream(non_blocking=True):
+                    total = int(cupy.from_dlpack(buffer).sum(dtype="int64"))
+            assert total == (number + turn) * buffer.nbytes
+        return True
+
+    assert all(in_threads(16, work))
+    gc.collect()
+    assert settled() == before
 
 
-def test_torch_graph_over_a_pool():
-    import_or_skip("torch")
-    run_prepared_program("pytorch/graph_over_a_pool.py")
+def test_jax_takes_bytes_and_makes_numbers_of_them(jax):
+    before = settled()
+    buffer = gpupool.empty(4096 * 4)
+    numbers = cupy.asarray(buffer).view(np.float32)
+    numbers[:] = cupy.arange(4096)
+    taken = jax.dlpack.from_dlpack(buffer)
+    assert (taken.dtype, taken.shape) == (np.uint8, (4096 * 4,))
+    assert taken.unsafe_buffer_pointer() == buffer.ptr
+    # A new array of JAX's own.
+    made = jax.lax.bitcast_convert_type(taken.reshape(-1, 4), jax.numpy.float32)
+    assert (np.asarray(made) == np.arange(4096)).all()
+    # Without a copy: CuPy's view says what the bytes are.
+    shared = jax.dlpack.from_dlpack(numbers.reshape(64, 64))
+    assert (shared.dtype, shared.shape) == (np.float32, (64, 64))
+    assert shared.unsafe_buffer_pointer() == buffer.ptr
+    assert (np.asarray(shared).ravel() == np.arange(4096)).all()
+    del buffer, numbers, taken, made, shared
+    gc.collect()
+    assert settled() == before
 
 
-def test_scopes_route_into_a_pool():
-    pool = gpupool.MemPool(limit=64 * MIB)
+def test_numba_takes_a_buffer():
+    cuda = import_or_skip("numba.cuda")
     stream = gpupool.Stream()
-    with gpupool.use_mem_pool(pool):
-        inside = gpupool.empty(MIB, stream)
-    outside = gpupool.empty(MIB, stream)
-    assert (tuple(inside.pool_id), tuple(outside.pool_id)) == (tuple(pool.id), (0, 0))
-    with gpupool.use_mem_pool(pool), pytest.raises(gpupool.OutOfMemory, match="limit"):
-        gpupool.empty(100 * MIB, stream)
-
-
-def test_out_of_memory_says_who_holds_it():
-    held = gpupool.empty(64 * MIB)
-    with pytest.raises(gpupool.OutOfMemory) as raised:
-        gpupool.empty(1 << 40)
-    assert isinstance(raised.value, MemoryError)
-    text = str(raised.value)
-    print(text)
-    assert "default memory pool" in text
-    assert held.nbytes == 64 * MIB
+    buffer = gpupool.empty(4096, stream)
+    fill(buffer, 7, stream)
+    array = cuda.as_cuda_array(buffer)
+    assert (array.shape, array.dtype) == ((4096,), np.uint8)
+    assert array.__cuda_array_interface__["data"][0] == buffer.ptr
+    # Numba has waited for the buffer's stream.
+    assert (array.copy_to_host() == 7).all()
 
 
 @pytest.mark.alone
@@ -149,15 +228,15 @@ def test_empty_cache_gives_free_memory_back():
     stream = gpupool.Stream()
     stream.synchronize()
     gpupool.empty_cache()
-    before = totals().reserved_bytes
+    before = gpupool.memory_stats(0).reserved_bytes
     free, _ = cupy.cuda.runtime.memGetInfo()
     buffer = gpupool.empty(256 * MIB, stream)
-    assert totals().reserved_bytes >= before + 256 * MIB
+    assert gpupool.memory_stats(0).reserved_bytes >= before + 256 * MIB
     assert cupy.cuda.runtime.memGetInfo()[0] <= free - 250 * MIB
     del buffer
     # Gone at once, or as soon as the GPU is done.
     gpupool.empty_cache()
     stream.synchronize()
     gpupool.empty_cache()
-    assert totals().reserved_bytes == before
+    assert gpupool.memory_stats(0).reserved_bytes == before
     assert cupy.cuda.runtime.memGetInfo()[0] >= free - 8 * MIB

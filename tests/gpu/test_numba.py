@@ -4,8 +4,9 @@ import importlib
 import re
 
 import pytest
-from gpu_helpers import import_or_skip, run_program, run_python
+from gpu_helpers import PROGRAMS, import_or_skip, run_program, run_python
 from processes import start_python
+from python.running import functions_of
 from waiting import PATIENCE
 
 
@@ -20,47 +21,17 @@ def compiles():
         pytest.skip(f"this Numba and this NumPy do not go together: {error}")
 
 
-@pytest.fixture
-def run(compiles):
-    """Run a program."""
-    return lambda name, what: run_program(f"numba/{name}", what)
+CASES = [
+    (program, what)
+    for program in ("arrays", "pinned", "beside_cupy")
+    for what in functions_of(str(PROGRAMS / f"numba/{program}.py"))
+]
 
 
-def test_kernels_work_on_one_thread_and_on_sixteen(run):
-    run("arrays.py", "serve_one_thread_and_sixteen")
-
-
-def test_an_array_may_die_while_a_kernel_of_any_stream_uses_it(run):
-    run("arrays.py", "may_die_while_a_kernel_of_any_stream_uses_them")
-
-
-def test_out_of_memory_is_numbas_error(run):
-    run("arrays.py", "that_died_go_before_memory_runs_out")
-
-
-@pytest.mark.parametrize(
-    "what",
-    [
-        "serve_one_thread_and_sixteen",
-        "are_used_by_kernels_in_place",
-        "may_die_while_a_kernel_uses_them",
-        "are_not_pinned_twice",
-    ],
-)
-def test_pinned_arrays(run, what):
-    run("pinned.py", what)
-
-
-def test_frameworks_share_a_pool(run):
-    run("beside_cupy.py", "in_one_pool")
-
-
-def test_a_graphs_arrays_are_its_own(run):
-    run("beside_cupy.py", "in_a_graph_of_their_own")
-
-
-def test_arrays_go_to_other_processes(run):
-    run("arrays.py", "go_to_other_processes")
+@pytest.mark.parametrize(("program", "what"), CASES)
+@pytest.mark.usefixtures("compiles")
+def test_arrays(program, what):
+    run_program(f"numba/{program}.py", what)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +52,7 @@ def test_numbas_own(case):
 def test_exits_cleanly_with_live_arrays(order):
     import_or_skip("numba.cuda")
     import_or_skip("torch")
-    run_program("ends/with_numba_arrays.py", order)
+    run_program("ends/with_frameworks.py", *order.split(", "), "numba_arrays")
 
 
 @pytest.mark.usefixtures("compiles")

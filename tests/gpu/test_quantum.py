@@ -9,18 +9,20 @@ import importlib
 import gpupool
 import numpy as np
 import pytest
-from gpu_helpers import cupy, import_or_skip, in_threads_until_returned, pool_or_skip
+from gpu_helpers import (
+    cupy,
+    import_or_skip,
+    in_threads_until_returned,
+    name_of_handler,
+    pool_or_skip,
+    wait_for_all_back,
+)
+from long_kernel import spin
 from waiting import wait_until
 
 pytestmark = pytest.mark.device_memory(gib=4)
 
 MIB = 1 << 20
-BUSY = """
-extern "C" __global__ void busy(long long cycles) {
-  const long long end = clock64() + cycles;
-  while (clock64() < end) {}
-}
-"""
 at = ctypes.c_void_p
 both = pytest.mark.parametrize("name", ["custatevec", "cutensornet"])
 
@@ -35,14 +37,6 @@ def pool(name):
     pool.trim()
 
 
-def name_of_handler(pool, handle):
-    """Return what the handler of the handle's device memory is called; None if it is the library's own."""
-    # Context, two functions, and 64 bytes of a name.
-    handler = (ctypes.c_char * 88)()
-    status = getattr(ctypes.CDLL(pool.path), f"{pool.name}GetDeviceMemHandler")(at(int(handle)), handler)
-    return handler[24:].split(b"\0")[0].decode() if status == 0 else None
-
-
 def set_handler(pool, handle, handler):
     """Return the status of setting a handler, or none."""
     return getattr(ctypes.CDLL(pool.path), f"{pool.name}SetDeviceMemHandler")(at(int(handle)), handler)
@@ -55,12 +49,6 @@ def example_of(pool):
 def needs_memory(result):
     """Return whether a call took memory beside the handle's own: a gate may find enough there."""
     return getattr(result, "workspace_bytes", 1) > 0
-
-
-def wait_for_all_back(pool, mem_pool):
-    """Destroy idle handles, and wait for what was freed on streams whose work is not done yet."""
-    pool.trim()
-    wait_until(lambda: gpupool.empty_cache() >= 0 and mem_pool.stats().live_bytes == 0, "the memory is back")
 
 
 @both
@@ -105,8 +93,7 @@ def test_it_changes_between_calls(pool):
     # Handles have no handler now, without which both libraries refuse to compute without a workspace.
     with pytest.raises(RuntimeError, match=f"{pool.name}.*: status"):
         example.check(4)
-    for mem_pool in (one, two):
-        wait_for_all_back(pool, mem_pool)
+    wait_for_all_back(pool, one, two)
     assert (one.use_count(), two.use_count()) == (1, 1)
 
 
@@ -142,48 +129,16 @@ def test_an_owners_handler_is_gone_at_the_next(pool):
     assert pool.stats().discarded - discarded == (0 if is_same else 1)
 
 
-def test_a_handle_s_workspace_on_custatevec():
-    """What is not documented: what a new handle takes, and what null does to the workspace."""
-    pool = pool_or_skip("custatevec")
-    library, size = ctypes.CDLL(pool.path), ctypes.c_size_t()
-    library.custatevecSetWorkspace.argtypes = [at, at, ctypes.c_size_t]
-    free = cupy.cuda.runtime.memGetInfo()[0]
-    with pool.lease(gpupool.Stream()) as lease:
-        assert library.custatevecGetDefaultWorkspaceSize(at(int(lease)), ctypes.byref(size)) == 0
-        status = library.custatevecSetWorkspace(int(lease), None, 0)
-        print(f"custatevec: workspace: {size.value} bytes by default, null without a handler: status {status}")
-        lease.discard()
-    print(f"custatevec: a handle: {free - cupy.cuda.runtime.memGetInfo()[0]} bytes with its library at the first")
-    pool.trim()
-
-
-@pytest.mark.parametrize("name", ["custatevec", "cutensornet", "cutensor", "cusparselt"])
-def test_what_a_handle_costs(name):
-    """Printed, for the libraries' files and the page."""
-    pool = pool_or_skip(name)
-    with pool.lease():
-        pass
-    pool.trim()
-    cupy.cuda.runtime.deviceSynchronize()
-    free, before = cupy.cuda.runtime.memGetInfo()[0], pool.stats()
-    assert pool.warm(8) == 8
-    after = pool.stats()
-    each = (free - cupy.cuda.runtime.memGetInfo()[0]) / 8 / MIB
-    print(f"{name}: a handle: {(after.create_seconds - before.create_seconds) / 8 * 1e3:.3f} ms, {each:.1f} MiB")
-    assert pool.trim() == 8
-
-
 @pytest.mark.parametrize("name", ["custatevec", "cutensornet", "cutensor", "cusparselt"])
 def test_whether_destroying_waits_for_the_device(name):
     """Printed: gpupool assumes that it does."""
     pool = pool_or_skip(name)
     pool.trim()
     assert pool.warm(1) == 1
-    busy = cupy.RawKernel(BUSY, "busy")
     with cupy.cuda.Stream(non_blocking=True) as stream:
-        busy((1,), (1,), (10,))
+        spin(10)
         stream.synchronize()
-        busy((1,), (1,), (10**9,))
+        spin(10**9)
         assert pool.trim() == 1
         print(f"{name}: destroying a handle: {'waits' if stream.done else 'does not wait'} for the device")
         stream.synchronize()

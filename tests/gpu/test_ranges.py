@@ -4,7 +4,6 @@ import gc
 from pathlib import Path
 
 import gpupool
-import numpy as np
 import pytest
 from gpu_helpers import import_or_skip, run_python
 
@@ -61,23 +60,6 @@ def test_a_torch_tensor_is_of_all_bytes_and_a_graph_reads_what_comes_and_goes(po
     ranged.free(stream)
 
 
-def test_while_torch_captures_a_stream_of_the_pool_no_page_comes(pool):
-    torch = import_or_skip("torch")
-    stream = torch.cuda.Stream()
-    ranged = pool.reserve_range(64 * PAGE)
-    ranged.commit([0], stream)
-    graph = torch.cuda.CUDAGraph()
-    counted = torch.zeros(1, device="cuda")
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph, stream=stream):
-        counted += 1
-        with pytest.raises(gpupool.InvalidValue, match="captured"):
-            ranged.commit([1], stream)
-        with pytest.raises(gpupool.InvalidValue, match="captured"):
-            ranged.decommit([0], stream)
-    ranged.commit([1], stream)
-
-
 def test_a_cupy_array_is_of_all_bytes(pool, stream):
     array_module = import_or_skip("cupy")
     ranged = pool.reserve_range(64 * PAGE)
@@ -93,22 +75,6 @@ def test_a_cupy_array_is_of_all_bytes(pool, stream):
         other.synchronize()
     del array
     gc.collect()
-
-
-def test_pages_are_taken_on_a_gpu_before_a_request_fails(stream):
-    pool = gpupool.MemPool(limit=64 * PAGE)
-    ranged = pool.reserve_range(1 << 34)
-    taken = []
-    ranged.on_discard(taken.extend)
-    ranged.commit(np.arange(64), stream, priority=1)
-    block = pool.empty(8 * PAGE, stream)
-    assert taken == list(range(8))
-    bits = np.frombuffer(ranged.pin(np.arange(64), stream), np.uint8)
-    assert np.flatnonzero(np.unpackbits(bits, bitorder="little")).tolist() == list(range(8, 64))
-    with pytest.raises(gpupool.OutOfMemory, match="limit"):
-        ranged.commit([100], stream)
-    ranged.unpin(np.arange(8, 64))
-    del block
 
 
 def test_two_models_share_a_gpu_by_ranges_and_compute_what_they_would_with_all_of_it():

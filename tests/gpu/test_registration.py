@@ -65,7 +65,7 @@ def test_nccl_adds_what_is_registered_as_it_comes(two_gpus):
 @pytest.mark.alone
 @pytest.mark.timeout(120)
 def test_pytorch_registers_a_pool(two_gpus):
-    print(run_loud_program("pytorch/registered_pool.py"))
+    print(run_loud_program("pytorch/distributed_training.py", "registered", 2))
 
 
 @pytest.mark.alone

@@ -38,16 +38,6 @@ def live():
     return gpupool.memory_stats(0).live_blocks
 
 
-def test_buffers_hold_what_is_copied(resource):
-    before = live()
-    data = random.Random(1).randbytes(3 * MIB)
-    buffer = buffer_of(data, resource)
-    assert gpupool.memory_stats(0).live_blocks == before + 1
-    assert buffer.tobytes() == data
-    del buffer
-    assert live() == before
-
-
 def test_sixteen_threads_on_streams_of_their_own(resource):
     before = live()
 
@@ -66,38 +56,6 @@ def test_sixteen_threads_on_streams_of_their_own(resource):
     in_threads(16, work)
     gpupool.empty_cache()
     assert live() == before
-
-
-def test_rmms_own_stand_on_it(resource):
-    before = live()
-    statistics = rmm.mr.StatisticsResourceAdaptor(resource)
-    pool = rmm.mr.PoolMemoryResource(statistics, initial_pool_size=64 * MIB)
-    data = bytes(range(256)) * 100
-    assert buffer_of(data, pool).tobytes() == data
-    assert live() > before
-    del pool, statistics
-    gpupool.empty_cache()
-    assert live() == before
-
-
-def test_out_of_memory_has_gpupools_text(resource):
-    with pytest.raises(MemoryError, match="tried to allocate"):
-        rmm.DeviceBuffer(size=1 << 50, mr=resource)
-
-
-def test_scopes_and_the_end_of_a_use_with_buffers_alive(resource):
-    pool, former = gpupool.MemPool(device=0), rmm.mr.get_per_device_resource(0)
-    gpupool.rmm.enable()
-    try:
-        with gpupool.use_mem_pool(pool):
-            buffer = buffer_of(b"kept", None)
-    finally:
-        gpupool.rmm.disable()
-    assert rmm.mr.get_per_device_resource(0) is former
-    assert pool.stats().live_blocks == 1
-    assert buffer.tobytes() == b"kept"
-    del buffer
-    assert pool.stats().live_blocks == 0
 
 
 def test_pinned_memory_is_copied_from(resource):

@@ -9,6 +9,7 @@ import importlib
 
 import gpupool
 import numpy as np
+from cudss_system import System
 from gpu_helpers import cupy, import_or_skip, pool_or_skip
 
 SINGLE = ctypes.c_float
@@ -77,28 +78,17 @@ def test_cusolver():
 def test_cudss():
     pool = pool_or_skip("cudss")
     import_or_skip("scipy.sparse.linalg")
-    example = importlib.import_module("solve_cudss")
-    library, streams = example.load(), [gpupool.Stream(), gpupool.Stream()]
+    example, streams = importlib.import_module("solve_cudss"), [gpupool.Stream(), gpupool.Stream()]
     set_stream = ctypes.CDLL(pool.path).cudssSetStream
     handle, matrix = pool.handle(streams[0]), example.Poisson(96)
-    n, random, systems = matrix.unknowns, np.random.default_rng(5), []
+    systems = [System(example, handle, matrix, seed) for seed in range(2)]
+    cupy.cuda.runtime.deviceSynchronize()
 
     def execute(which, phase):
         assert set_stream(ctypes.c_void_p(handle), ctypes.c_void_p(streams[which].ptr)) == 0
-        config, data, a, x, b, _ = systems[which]
-        library.cudssExecute(handle, phase, config, data, a, x, b)
+        systems[which].execute(phase)
 
     for which, stream in enumerate(streams):
-        b, x = cupy.asarray(random.standard_normal(n)), cupy.zeros(n)
-        cupy.cuda.runtime.deviceSynchronize()
-        config, data, a_is, b_is, x_is = (ctypes.c_void_p() for _ in range(5))
-        library.cudssConfigCreate(ctypes.byref(config))
-        library.cudssDataCreate(handle, ctypes.byref(data))
-        arrays = (matrix.offsets.data.ptr, None, matrix.columns.data.ptr, matrix.values.data.ptr)
-        library.cudssMatrixCreateCsr(ctypes.byref(a_is), n, n, matrix.values.size, *arrays, *example.csr_types())
-        for dense, array in ((b_is, b), (x_is, x)):
-            library.cudssMatrixCreateDn(ctypes.byref(dense), n, 1, n, array.data.ptr, example.CUDA_R_64F, 0)
-        systems.append((config, data, a_is, x_is, b_is, (b, x)))
         execute(which, example.CUDSS_PHASE_ANALYSIS)
         stream.synchronize()
     for _ in range(20):
@@ -106,16 +96,13 @@ def test_cudss():
             for which in range(2):
                 execute(which, phase)
         cupy.cuda.runtime.deviceSynchronize()
-        for *_, (b, x) in systems:
-            residual = np.linalg.norm(matrix.on_cpu @ x.get() - b.get()) / np.linalg.norm(b.get())
-            assert residual < 1e-11
-            x.fill(0)
+        for system in systems:
+            b = system.b.get()
+            assert np.linalg.norm(matrix.on_cpu @ system.x.get() - b) / np.linalg.norm(b) < 1e-11
+            system.x.fill(0)
         cupy.cuda.runtime.deviceSynchronize()
-    for config, data, a, x, b, _ in systems:
-        for dense in (a, x, b):
-            library.cudssMatrixDestroy(dense)
-        library.cudssDataDestroy(handle, data)
-        library.cudssConfigDestroy(config)
+    for system in systems:
+        system.free()
 
 
 def test_cutensor():

@@ -69,16 +69,6 @@ def test_contents_come_back_cycle_after_cycle(pool):
         assert int(cupy.ones(50 * MIB, dtype=cupy.uint8).sum(dtype=cupy.int64)) == 50 * MIB
 
 
-def test_without_a_backup_the_addresses_come_back(pool):
-    array = words_in(pool, 600 * MIB, 7)
-    for _ in range(CYCLES):
-        pool.sleep(backup=None)
-        assert pool.stats().backup_bytes == 0
-        pool.wake()
-        array[:] = cupy.arange(array.size, dtype=cupy.uint64)
-        assert count_wrong(array, 0) == 0
-
-
 def test_a_graph_captured_before_replays_between_cycles(pool):
     count = 64 * MIB // 8
     source, target = words_in(pool, 8 * count, 1), words_in(pool, 8 * count, 0)
@@ -126,31 +116,6 @@ def test_a_whole_device_sleeps_and_handles_are_made_again(pool):
         with gpupool.cublas.lease() as lease:
             assert int(lease) != 0
     del view
-
-
-@pytest.mark.alone
-def test_what_sleeps_makes_room_for_another_pool(pool):
-    free = free_bytes() - 2 * GIB
-    nbytes = max(64 * MIB, min(free * 2 // 3, 40 * GIB)) // MIB * MIB
-    first = words_in(pool, nbytes, 5)
-    other = gpupool.MemPool()
-    # Both do not fit on most devices; where they do, this shows less.
-    for _ in range(3):
-        pool.sleep()
-        with gpupool.use_mem_pool(other):
-            second = gpupool.empty(nbytes)
-        cupy.asarray(second)[:: 2 * MIB] = 1
-        cupy.cuda.Device().synchronize()
-        del second
-        gc.collect()
-        other.trim()
-        cupy.cuda.Device().synchronize()
-        other.trim()
-        pool.wake()
-        assert count_wrong(first[: 64 * MIB // 8], 5) == 0
-        last = first[-(64 * MIB // 8) :]
-        assert count_wrong(last, 5 + first.size - last.size) == 0
-    del first, last
 
 
 def host_bytes():

@@ -9,8 +9,8 @@ import gpupool
 import numpy as np
 import pytest
 from gpu_helpers import cupy, pool_or_skip
+from long_kernel import spin
 from products import Product
-from test_stream_addresses import SPIN, array_of, replaced
 
 pytestmark = pytest.mark.device_memory(gib=3)
 
@@ -19,20 +19,16 @@ PAGE = 2 << 20
 CYCLES = 100_000_000
 # More than a range knows one by one.
 STREAMS = 80
+# So often a stream is destroyed, until one of so many new ones has its address.
+TRIES, NEW = 32, 8
 
 
-@pytest.fixture
-def spin():
-    """Return what keeps the current stream busy, compiled and loaded."""
-    kernel = cupy.RawKernel(SPIN, "spin")
-
-    def spin(cycles):
-        kernel((1,), (1,), (np.int64(cycles),))
-
+@pytest.fixture(autouse=True)
+def loaded():
+    """Compile and load the kernels."""
     spin(1)
     cupy.zeros(1, np.uint8).fill(1)
     cupy.cuda.runtime.deviceSynchronize()
-    return spin
 
 
 @pytest.fixture
@@ -42,7 +38,26 @@ def threads():
         yield lambda number, work: (one, two)[number].submit(work).result()
 
 
-def use_late(ranged, words, page, stream, spin):
+def array_of(buffer):
+    """The buffer's bytes as an array."""
+    memory = cupy.cuda.UnownedMemory(buffer.ptr, buffer.nbytes, buffer)
+    return cupy.ndarray(buffer.nbytes, dtype=np.uint8, memptr=cupy.cuda.MemoryPointer(memory, 0))
+
+
+def replaced(flags, work):
+    """A stream at the address of one that was destroyed while it did this work."""
+    create = cupy.cuda.runtime.streamCreateWithFlags
+    for _ in range(TRIES):
+        address = create(flags)
+        with cupy.cuda.ExternalStream(address) as former:
+            work(former)
+        cupy.cuda.runtime.streamDestroy(address)
+        if address in [create(flags) for _ in range(NEW)]:
+            return cupy.cuda.ExternalStream(address)
+    pytest.skip("no new stream has the address of a destroyed one")
+
+
+def use_late(ranged, words, page, stream):
     """Commit a page, write to it once the stream has been busy for a while, and decommit it."""
     ranged.commit([page], stream)
     with stream:
@@ -76,26 +91,26 @@ def ranged():
     return ranged, words
 
 
-def test_of_many_streams_one_gets_no_page_that_anothers_work_uses(ranged, spin):
+def test_of_many_streams_one_gets_no_page_that_anothers_work_uses(ranged):
     ranged, words = ranged
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(STREAMS)]
     for page, stream in enumerate(streams):
         assert use(ranged, words, page, stream)
     for one, other in zip(streams[-12:-6], streams[-6:], strict=True):
-        use_late(ranged, words, 0, one, spin)
+        use_late(ranged, words, 0, one)
         assert use(ranged, words, 1, other)
 
 
-def test_a_thread_gets_no_page_that_anothers_default_stream_uses(ranged, spin, threads):
+def test_a_thread_gets_no_page_that_anothers_default_stream_uses(ranged, threads):
     ranged, words = ranged
     stream = cupy.cuda.Stream.ptds
     assert threads(1, lambda: use(ranged, words, 1, stream))
     for _ in range(6):
-        threads(0, lambda: use_late(ranged, words, 0, stream, spin))
+        threads(0, lambda: use_late(ranged, words, 0, stream))
         assert threads(1, lambda: use(ranged, words, 1, stream))
 
 
-def test_a_stream_at_a_destroyed_ones_address_shares_no_workspace_with_its_work(spin):
+def test_a_stream_at_a_destroyed_ones_address_shares_no_workspace_with_its_work():
     pool = pool_or_skip("cublas")
     before, after = Product(1), Product(2)
 
@@ -111,7 +126,24 @@ def test_a_stream_at_a_destroyed_ones_address_shares_no_workspace_with_its_work(
         assert [before.is_right(), after.is_right()] == [True, True]
 
 
-def test_another_threads_default_stream_is_waited_for_by_dlpack(spin, threads):
+@pytest.mark.parametrize("flags", [0, 1], ids=["blocking", "non_blocking"])
+@pytest.mark.parametrize("nbytes", [512, 8 << 20])
+def test_a_stream_at_a_destroyed_ones_address_gets_none_of_the_memory_that_its_work_uses(flags, nbytes):
+    def keep_busy(stream):
+        buffer = gpupool.empty(nbytes, stream)
+        spin(2 * CYCLES)
+        array_of(buffer).fill(1)
+
+    new = replaced(flags, keep_busy)
+    again = gpupool.empty(nbytes, new)
+    with new:
+        array = array_of(again)
+        array.fill(2)
+    cupy.cuda.Device().synchronize()
+    assert bool((array == 2).all())
+
+
+def test_another_threads_default_stream_is_waited_for_by_dlpack(threads):
     stream = cupy.cuda.Stream.ptds
 
     def write(value):

@@ -1,7 +1,4 @@
-"""PyTorch on gpupool's memory: pools of its own, graphs, and gpupool as the allocator of the whole process.
-
-test_torch_full.py has what PyTorch does with memory, one after another.
-"""
+"""PyTorch on gpupool's memory by pools, beside its own; test_torch_full.py has gpupool as its allocator."""
 
 import ctypes
 import gc
@@ -9,11 +6,9 @@ import threading
 
 import gpupool
 import pytest
-from gpu_helpers import cupy, import_or_skip, in_threads, pool_or_skip, run_prepared_program, run_program, stream_of
+from gpu_helpers import cupy, import_or_skip, in_threads, pool_or_skip, run_program, stream_of
 
 MIB = 1 << 20
-# About 20 ms of an H200.
-SLEEP_CYCLES = 40_000_000
 
 
 @pytest.fixture
@@ -40,6 +35,12 @@ def all_are(tensor, value):
     return bool((tensor == value).all())
 
 
+def is_in(pool, address):
+    """Return whether an address is in a segment of a pool of gpupool's."""
+    segments = [(segment["address"], segment["total_size"]) for segment in pool.snapshot()]
+    return any(start <= address < start + size for start, size in segments)
+
+
 def test_a_pool_of_pytorchs_takes_its_memory_from_ours(torch):
     pool = gpupool.MemPool()
     made = gpupool.torch.mem_pool(pool)
@@ -57,6 +58,21 @@ def test_a_pool_of_pytorchs_takes_its_memory_from_ours(torch):
     torch.cuda.empty_cache()
     assert pool.stats().live_bytes == 0
     assert all_are(outside, 99)
+
+
+def test_a_pool_of_pytorchs_takes_its_memory_by_functions_in_c(torch):
+    made = torch.cuda.MemPool(torch._C._cuda_customAllocator(gpupool.c_api.malloc, gpupool.c_api.free))
+    before = gpupool.memory_stats(0).live_bytes
+    with torch.cuda.use_mem_pool(made):
+        tensors = [filled(torch, value) for value in range(32)]
+    assert gpupool.memory_stats(0).live_bytes >= before + 32 * 4 * MIB
+    assert all(all_are(tensor, value) for value, tensor in enumerate(tensors))
+    del tensors, made
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.synchronize()
+    gpupool.empty_cache()
+    assert gpupool.memory_stats(0).live_bytes == before
 
 
 def test_an_allocator_of_pytorchs_supplies_our_pool(torch):
@@ -96,8 +112,7 @@ def test_a_block_for_all_threads_has_the_memory_of_backward_passes(torch):
     loss = (weight * 2).sum()
     with gpupool.torch.using(pool, all_threads=True):
         loss.backward()
-    segments = [(segment["address"], segment["total_size"]) for segment in pool.snapshot()]
-    assert any(address <= weight.grad.data_ptr() < address + size for address, size in segments)
+    assert is_in(pool, weight.grad.data_ptr())
     assert all_are(weight.grad, 2)
 
 
@@ -115,15 +130,6 @@ def test_a_pool_at_its_limit_is_pytorchs_error(torch):
     assert pool.stats().reserved_bytes <= 100 * MIB
     # Outside there is more.
     assert torch.empty(200 * MIB, dtype=torch.uint8, device="cuda").numel() == 200 * MIB
-
-
-def test_the_default_pool_feeds_too(torch):
-    made = gpupool.torch.mem_pool()
-    before = gpupool.memory_stats(0).live_bytes
-    with gpupool.use_mem_pool(gpupool.MemPool()), torch.cuda.use_mem_pool(made):
-        tensor = filled(torch, 3)
-    assert gpupool.memory_stats(0).live_bytes >= before + 4 * MIB
-    assert all_are(tensor, 3)
 
 
 @pytest.mark.parametrize("threads", [1, 16])
@@ -168,9 +174,8 @@ def test_cupy_and_pytorch_share_a_pool(torch):
         tensor = torch.from_dlpack(array) * 2
         back = cupy.from_dlpack(tensor)
     assert int((back - 2 * array).sum()) == 0
-    segments = [(segment["address"], segment["total_size"]) for segment in pool.snapshot()]
-    for address in (array.data.ptr, tensor.data_ptr()):
-        assert any(start <= address < start + size for start, size in segments)
+    assert is_in(pool, array.data.ptr)
+    assert is_in(pool, tensor.data_ptr())
 
 
 def test_calls_without_a_stream_follow_pytorchs(torch):
@@ -202,10 +207,8 @@ def test_a_graph_over_a_pool_of_ours(torch):
         view = torch.as_tensor(buffer, device="cuda").view(torch.float32)
         view.copy_(tensor)
         view.add_(1)
-    segments = [(segment["address"], segment["total_size"]) for segment in pool.snapshot()]
-    for address in (tensor.data_ptr(), buffer.ptr):
-        assert any(start <= address < start + size for start, size in segments)
     addresses = tensor.data_ptr(), buffer.ptr
+    assert [is_in(pool, address) for address in addresses] == [True, True]
     for value in range(20):
         source.fill_(value)
         graph.replay()
@@ -237,45 +240,6 @@ def test_a_graph_over_a_pool_of_ours(torch):
     assert (pool.stats().live_bytes, pool.stats().reserved_bytes, pool.use_count()) == (0, 0, 1)
 
 
-@pytest.mark.alone
-def test_the_device_gets_the_memory_back(torch):
-    torch.cuda.synchronize()
-    gpupool.torch.empty_cache()
-    free = torch.cuda.mem_get_info()[0]
-    pool = gpupool.MemPool()
-    with gpupool.torch.using(pool):
-        tensor = torch.empty(512 * MIB, dtype=torch.uint8, device="cuda")
-    assert torch.cuda.mem_get_info()[0] <= free - 500 * MIB
-    del tensor
-    torch.cuda.synchronize()
-    gpupool.torch.empty_cache()
-    torch.cuda.synchronize()
-    gpupool.torch.empty_cache()
-    assert torch.cuda.mem_get_info()[0] >= free - 8 * MIB
-
-
-@pytest.mark.parametrize(
-    "what",
-    [
-        "trains_a_model",
-        "keeps_memory_for_streams_that_were_recorded",
-        "says_what_memory_ran_out",
-        "says_so_in_a_backward_pass_too",
-        "serves_many_threads",
-        "shares_memory_between_streams",
-        "follows_pytorchs_settings",
-    ],
-)
-@pytest.mark.usefixtures("torch")
-def test_the_whole_process(what):
-    print(run_prepared_program("pytorch/whole_process.py", what))
-
-
-@pytest.mark.usefixtures("torch")
-def test_graphs_of_the_whole_process():
-    run_prepared_program("pytorch/graphs.py")
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "steps",
@@ -291,4 +255,4 @@ def test_graphs_of_the_whole_process():
 )
 @pytest.mark.usefixtures("torch")
 def test_exits_cleanly_with_live_tensors(steps):
-    run_program("ends/with_torch_tensors.py", steps)
+    run_program("ends/with_frameworks.py", *steps.split("-"))

@@ -1,93 +1,27 @@
 """gpupool as PyTorch's allocator, enabled at any time: nothing that PyTorch does with memory is lost.
 
-Each test has a process of its own, since an allocator is a process's.
+Each test has a process of its own, since an allocator is a process's. That all calls do what PyTorch's own allocator
+does, with the same numbers, is in tests/python/test_torch_allocator.py.
 """
 
 import pytest
-from gpu_helpers import import_or_skip, run_loud_program, run_prepared_program, run_program
+from gpu_helpers import PROGRAMS, import_or_skip, run_loud_program, run_prepared_program, run_program
+from python.running import functions_of
 
 pytestmark = pytest.mark.device_memory(gib=3)
 
-PROGRAMS = {
-    "memory_statistics": [
-        "count_tensors",
-        "tell_small_from_large",
-        "have_every_key",
-        "reset_peaks",
-        "reset_sums",
-        "count_failures",
-        "make_a_summary",
-        "follow_the_cache",
-        "agree_with_gpupools",
-        "ask_the_device",
-    ],
-    "history": [
-        "is_in_segments_without_recording",
-        "has_stacks_of_python",
-        "has_stacks_of_cpp",
-        "keeps_the_last_events",
-        "leaves_out_actions",
-        "is_dumped_for_the_viewer",
-        "has_what_users_add",
-        "tells_of_failures",
-        "is_one_recording_with_gpupools",
-    ],
-    "pools": [
-        "keep_memory_apart",
-        "take_memory_from_their_allocator",
-        "nest_in_gpupools",
-        "are_gpupools",
-        "help_when_memory_is_short",
-        "keep_segments_whole",
-        "serve_a_thread_each",
-        "of_pytorchs_own_live_on",
-        "outlive_disable",
-        "refuse_what_is_wrong",
-    ],
-    "captured": [
-        "has_its_memory_for_itself",
-        "shares_a_pool",
-        "two_at_once",
-        "is_made_of_callables",
-        "is_of_pytorchs_own_from_before",
-        "outlives_disable",
-        "frees_what_other_streams_used",
-    ],
-    "lifetimes": [
-        "of_before_go_back",
-        "of_meanwhile_go_back",
-        "are_right_while_it_is_toggled",
-        "of_16_threads_are_right",
-        "at_the_end_of_the_process",
-    ],
-    "pinned": [
-        "serves_every_way",
-        "is_copied_right",
-        "is_right_on_16_threads",
-        "is_a_data_loaders_of_this_process",
-        "keeps_activations",
-        "waits_for_recorded_streams",
-        "is_counted",
-        "is_a_graphs_own",
-        "of_before_goes_back",
-        "outlives_disable",
-        "is_limited",
-        "is_all_that_is_gpupools",
-        "at_the_end_of_the_process",
-    ],
-    "limits": [
-        "say_what_memory_ran_out",
-        "tell_observers",
-        "ask_gpupools_callbacks",
-        "are_fractions",
-        "are_addresses",
-        "are_of_cudnn",
-        "are_without_a_cache",
-        "are_of_pinned_memory_too",
-        "keep_memory_for_recorded_streams",
-        "are_of_two_gpus",
-    ],
+# What asks for all of the device, and what is a soak.
+MARKS = {
+    "ask_gpupools_callbacks": pytest.mark.alone,
+    "are_right_while_it_is_toggled": pytest.mark.thorough,
 }
+# Whose processes write to stderr, since Python warns of forks with threads.
+LOUD = {"limits": ["are_not_touched_by_workers"], "pinned": ["is_a_data_loaders_of_workers"]}
+CASES = [
+    pytest.param(program, what, marks=MARKS.get(what, ()))
+    for program in ("memory_statistics", "history", "pools", "captured", "lifetimes", "pinned", "limits")
+    for what in functions_of(str(PROGRAMS / f"pytorch/{program}.py"), *LOUD.get(program, ()))
+]
 
 
 @pytest.fixture(autouse=True)
@@ -99,30 +33,16 @@ def torch():
     return torch
 
 
-# What asks for all of the device, and what is a soak.
-MARKS = {
-    "ask_gpupools_callbacks": pytest.mark.alone,
-    "are_right_while_it_is_toggled": pytest.mark.thorough,
-}
-CASES = [
-    pytest.param(program, what, marks=MARKS.get(what, ()))
-    for program, all_of_it in PROGRAMS.items()
-    for what in all_of_it
-]
-
-
 @pytest.mark.parametrize(("program", "what"), CASES)
 def test_with_gpupool_enabled(program, what):
     print(run_prepared_program(f"pytorch/{program}.py", what))
 
 
-@pytest.mark.parametrize("what", ["are_of_the_profiler", "are_not_touched_by_workers"])
-def test_with_gpupool_enabled_where_pytorch_says_more(what):
-    print(run_prepared_program("pytorch/limits.py", what, is_loud=True))
+def test_tensors_are_not_touched_by_workers():
+    print(run_prepared_program("pytorch/limits.py", "are_not_touched_by_workers", is_loud=True))
 
 
 def test_pinned_memory_of_a_data_loader_with_workers():
-    # Python warns of forks with threads.
     print(run_loud_program("pytorch/pinned.py", "is_a_data_loaders_of_workers"))
 
 
@@ -138,14 +58,10 @@ def test_the_library_is_compiled_at_first_use(tmp_path):
     print(run_program("pytorch/compiled.py", XDG_CACHE_HOME=str(tmp_path)))
 
 
-def test_without_a_library():
-    run_program("pytorch/left_alone.py", "without_a_library")
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("variable", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
 def test_another_backend_that_was_asked_for_is_left_in_its_place(variable):
-    run_loud_program("pytorch/left_alone.py", "leaves_another_in_its_place", **{variable: "backend:cudaMallocAsync"})
+    run_loud_program("pytorch/left_alone.py", **{variable: "backend:cudaMallocAsync"})
 
 
 @pytest.mark.thorough
@@ -190,8 +106,5 @@ def test_lightning(torch):
 def test_training_over_nccl(torch, way, ranks, registers):
     if torch.cuda.device_count() < ranks:
         pytest.skip(f"needs {ranks} GPUs")
-    print(
-        run_loud_program(
-            "pytorch/distributed_training.py", way, ranks, TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK=registers
-        )
-    )
+    hook = {"TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": registers}
+    print(run_loud_program("pytorch/distributed_training.py", way, ranks, **hook))

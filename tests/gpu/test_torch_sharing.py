@@ -1,7 +1,8 @@
 """torch.multiprocessing with gpupool as PyTorch's allocator, by real processes. Each test has a process of its own."""
 
 import pytest
-from gpu_helpers import import_or_skip, run_loud_program, run_prepared_program
+from gpu_helpers import PROGRAMS, import_or_skip, run_loud_program, run_prepared_program
+from python.running import functions_of
 
 pytestmark = pytest.mark.device_memory(gib=6)
 
@@ -16,22 +17,7 @@ def torch():
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    "what",
-    [
-        "go_through_a_queue_and_back",
-        "go_many_at_once",
-        "are_views_of_one_storage",
-        "are_parameters_and_modules",
-        "come_with_events",
-        "wait_for_the_senders_stream",
-        "stay_until_they_are_let_go",
-        "outlive_a_killed_receiver",
-        "are_used_on_other_streams",
-        "are_not_sent_on",
-        "of_before_go_as_pytorchs_own",
-    ],
-)
+@pytest.mark.parametrize("what", functions_of(str(PROGRAMS / "pytorch/sharing.py"), "go_to_another_device"))
 @pytest.mark.parametrize("receiver", ["enabled", "plain"])
 def test_shared_tensors(torch, what, receiver):
     run_prepared_program("pytorch/sharing.py", what, receiver, is_loud=True)

@@ -20,7 +20,7 @@ from gpupool import _native
 from gpupool._frameworks import cupy_handles as _cupy_handles
 from gpupool._frameworks import cupy_pinned as _cupy_pinned
 from own_memory import MIB, capturing, leave
-from running import run_bare_program, run_program
+from running import functions_of, run_program
 
 cupy = pytest.importorskip("cupy")
 cupyx = pytest.importorskip("cupyx")
@@ -164,15 +164,6 @@ def test_the_stream_is_cupys_also_where_gpupool_has_another(current):
         assert gpupool.empty(10).stream == other.ptr
 
 
-def test_the_device_is_that_of_the_stream(current):
-    adapter.enable()
-    stream = gpupool.Stream(1)
-    current.ptr = stream.ptr
-    array = cupy.empty(10)
-    assert (array.data.device_id, memory_of(array).device_id) == (1, 1)
-    assert gpupool.memory_stats(1).live_blocks == 1
-
-
 def test_calls_without_a_stream_follow_cupys(current):
     stream = gpupool.Stream()
     current.ptr = stream.ptr
@@ -251,13 +242,10 @@ def test_inside_of_a_block_cupy_refuses_and_nothing_changes():
 
 
 def test_a_block_is_its_threads_alone():
-    pool, found = gpupool.MemPool(), []
-    former = cupy.cuda.get_allocator()
+    pool, former = gpupool.MemPool(), cupy.cuda.get_allocator()
     with adapter.using(pool):
         assert memory_of(cupy.empty(10)).pool_id == pool.id
-        thread = threading.Thread(target=lambda: found.append(cupy.cuda.get_allocator()))
-        thread.start()
-        thread.join()
+        assert in_thread(cupy.cuda.get_allocator) == former
         other = gpupool.MemPool()
         with adapter.using(other) as entered:
             assert entered is other
@@ -266,7 +254,6 @@ def test_a_block_is_its_threads_alone():
             assert entered is None
             assert memory_of(cupy.empty(10)).pool_id == pool.id
         assert memory_of(cupy.empty(10)).pool_id == pool.id
-    assert found == [former]
     assert cupy.cuda.get_allocator() == former
     with adapter.using():
         assert memory_of(cupy.empty(10)).pool_id == (0, 0)
@@ -601,9 +588,7 @@ def test_a_block_with_pinned_memory_is_its_threads_alone(own_pinned):
     adapter.enable(pinned=True)
     with adapter.using(pinned=True):
         in_thread(elsewhere)
-        adapter_off = threading.Thread(target=adapter.disable)
-        adapter_off.start()
-        adapter_off.join()
+        in_thread(adapter.disable)
         # The block goes on for its own thread.
         arrays.append(cupyx.empty_pinned(10))
         assert (pinned_blocks(), own_pinned.served) == (live + 4, 3)
@@ -763,21 +748,8 @@ def test_a_function_is_found_through_what_a_library_needs():
     assert _cupy_handles._address(extension, "malloc") != _cupy_handles._address("libc.so.6", "free")
 
 
-@pytest.mark.parametrize(
-    "check",
-    [
-        "is_allocated_on_the_current_one",
-        "of_another_device_gives_memory_there",
-        "lives_as_long_as_its_arrays",
-        "serves_others_as_soon_as_its_arrays_die",
-        "of_other_code_is_not_kept_and_not_touched",
-        "that_cannot_be_asked_for_is_an_error",
-        "of_a_cupy_whose_objects_are_others",
-        "of_a_forked_child_is_refused",
-        "of_memory_that_is_asked_what_it_is",
-        "is_alive_at_the_end",
-    ],
-)
+# Another case calls the one that is named.
+@pytest.mark.parametrize("check", [*functions_of("frameworks/cupy_streams.py"), "lives_as_long_as_its_arrays"])
 def test_a_stream_of_cupys(monkeypatch, check):
     # NumPy's library has no threads then, which a fork would not have either.
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
@@ -786,12 +758,4 @@ def test_a_stream_of_cupys(monkeypatch, check):
 
 @pytest.mark.parametrize("order", [("cupy", "gpupool"), ("gpupool", "cupy")])
 def test_exits_cleanly_with_live_arrays(order):
-    run_program("frameworks/cupy_exit.py", *order)
-
-
-def test_the_adapter_imports_no_cupy():
-    run_program("importing/leaves_alone.py", "these_modules", "cupy,rmm", "cupy", "rmm", "cuda")
-
-
-def test_without_cupy_that_is_said():
-    run_bare_program("importing/missing.py", "cupy", "cupy cannot be imported", "pip install 'cupy-cuda13x>=13'")
+    run_program("frameworks/ends.py", "cupy", *order)

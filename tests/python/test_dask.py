@@ -9,7 +9,6 @@ from pathlib import Path
 import gpupool
 import pytest
 from gpupool.worker import Settings, SetUpFailed
-from running import run_bare_program
 
 dask = pytest.importorskip("dask")
 # Workers are forks of a process that has imported Dask, and not new interpreters.
@@ -206,8 +205,3 @@ def test_the_example_runs_without_a_gpu():
     assert first.startswith("tasks  16 in ")
     assert len(workers) == 2
     assert all("  host  peak reserved" in line and "handles created" in line for line in workers)
-
-
-def test_the_module_imports_no_dask_and_says_what_brings_it():
-    run_bare_program("importing/leaves_alone.py", "distributed")
-    run_bare_program("importing/missing.py", "distributed", "pip install 'distributed>=2023.10'")

@@ -141,23 +141,6 @@ def test_nothing_is_at_work_on_what_it_gives():
         pool.trim()
 
 
-def test_what_is_freed_is_used_again_after_all_work_on_the_device():
-    pool, user = gpupool.MemPool(), gpupool.Stream()
-    malloc, free = feed(pool)
-    address = malloc(4 * MIB, 0, None)
-    # On a stream that nobody named.
-    work = _native.host_submit(user)
-    free(address, 4 * MIB, 0, None)
-    assert pool.stats().waiting_blocks == 1
-    other = malloc(4 * MIB, 0, None)
-    assert other != address
-    _native.host_complete(user, work)
-    assert malloc(4 * MIB, 0, None) == address
-    for given in (address, other):
-        free(given, 4 * MIB, 0, None)
-    assert pool.stats().live_bytes == 0
-
-
 def test_captures_are_left_whole():
     pool, stream = gpupool.MemPool(), gpupool.Stream()
     malloc, free = feed(pool)

@@ -7,7 +7,7 @@ import gpupool
 import pytest
 from framework_machine import framework_machine
 from gpupool import _native
-from running import functions_of, run_program
+from running import functions_of
 
 MIB = 1 << 20
 
@@ -19,72 +19,39 @@ def run(tmp_path_factory):
     return framework_machine(tmp_path_factory.mktemp("numba"), "asyncio", "numpy", "numba", "cuda.core")
 
 
-@pytest.mark.parametrize("function", functions_of("numba/arrays.py"))
-def test_arrays(run, function):
-    run("numba/arrays.py", function)
+CASES = [
+    (f"numba/{program}.py", function)
+    for program, *left_out in (
+        ("arrays", "are_freed_before_memory_runs_out"),
+        ("pinned",),
+        ("choice", "by_its_name_in_the_environment", "not_with_simulated_memory"),
+        ("shared",),
+    )
+    for function in functions_of(f"numba/{program}.py", *left_out)
+]
+
+
+@pytest.mark.parametrize(("program", "function"), CASES)
+def test_numba(run, program, function):
+    run(program, function)
 
 
 def test_it_is_found_by_its_name_in_the_environment(run):
-    run("numba/found.py", "by_its_name_in_the_environment", NUMBA_CUDA_MEMORY_MANAGER="gpupool.numba")
-
-
-def test_using_enables_first(run):
-    run("numba/found.py", "by_using")
-
-
-@pytest.mark.parametrize("function", functions_of("numba/pinned.py"))
-def test_pinned_arrays(run, function):
-    run("numba/pinned.py", function)
-
-
-def test_it_is_chosen_before_the_first_use_and_may_be_chosen_again(run):
-    run("numba/choice.py", "not_after_the_first_use")
-    run("numba/choice.py", "for_as_long_as_it_is_used")
-
-
-def test_out_of_memory_is_numbas_error_and_comes_after_the_dead_were_freed(run):
-    variables = {"FAKE_MEMORY_MIB": "64", "NUMBA_CUDA_MAX_PENDING_DEALLOCS_RATIO": "1"}
-    run("numba/freeing.py", "comes_before_memory_runs_out", **variables)
-
-
-def test_what_died_is_freed_behind_one_fence_when_there_is_enough_of_it(run):
-    run("numba/freeing.py", "comes_behind_one_fence_when_there_is_enough_of_it")
-
-
-@pytest.mark.parametrize("how", ["by_every_way", "stay_while_they_are_open", "of_other_memory"])
-def test_arrays_go_to_other_processes(run, how):
-    run("numba/shared.py", how)
-
-
-def test_contexts_that_others_made_have_gpupools_memory(run):
-    run("numba/shared.py", "of_a_context_that_others_made")
-
-
-@pytest.mark.parametrize("first", ["gpupool", "numba"])
-def test_exits_cleanly_with_live_arrays(run, first):
-    run("numba/exit.py", first)
-
-
-def test_a_forked_child_frees_nothing(run):
-    run("numba/fork.py")
+    run("numba/choice.py", "by_its_name_in_the_environment", NUMBA_CUDA_MEMORY_MANAGER="gpupool.numba")
 
 
 def test_simulated_memory_is_refused(run):
     run("numba/choice.py", "not_with_simulated_memory", GPUPOOL_RUNTIME="host")
 
 
-def test_numba_is_imported_when_used():
-    run_program("importing/leaves_alone.py", "these_modules", "numba", "numba", "numba_cuda", "cuda")
+def test_out_of_memory_is_numbas_error_and_comes_after_the_dead_were_freed(run):
+    variables = {"FAKE_MEMORY_MIB": "64", "NUMBA_CUDA_MAX_PENDING_DEALLOCS_RATIO": "1"}
+    run("numba/arrays.py", "are_freed_before_memory_runs_out", **variables)
 
 
-def test_a_missing_or_old_numba_is_named(tmp_path):
-    def is_named(said):
-        run_program("importing/missing.py", "numba_cuda", said, PYTHONPATH=str(tmp_path))
-
-    (tmp_path / "numba_cuda.py").write_text('__version__ = "0.19.1"\n')
-    is_named("numba_cuda 0.19.1 is too old: 0.30 is needed")
-    (tmp_path / "numba_cuda.py").write_text("raise ImportError('not today')\n")
-    is_named("numba_cuda cannot be imported: not today")
+@pytest.mark.parametrize("first", ["gpupool", "numba"])
+def test_exits_cleanly_with_live_arrays(run, first):
+    run("frameworks/ends.py", "numba", first)
 
 
 class Device:

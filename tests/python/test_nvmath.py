@@ -11,7 +11,7 @@ import gpupool
 import pytest
 from abi import build_library
 from machines import Machine
-from running import PLACES, functions_of, run_bare_program, run_program
+from running import PLACES, functions_of
 
 nvmath = pytest.importorskip("nvmath")
 LOGGER = logging.getLogger("test_nvmath")
@@ -111,18 +111,6 @@ def test_a_pool_whose_handles_nvmath_does_not_take_is_refused():
         gpupool.nvmath.options(gpupool.cublas),
     ):
         pass
-
-
-def test_importing_it_imports_no_nvmath():
-    run_program("importing/leaves_alone.py", "these_modules", "nvmath.options", "nvmath", "cuda")
-
-
-@pytest.mark.parametrize(("version", "said"), [(None, "cannot be imported"), ("0.8.1", "0.8.1 is too old")])
-def test_without_nvmath_it_says_what_is_missing(tmp_path, version, said):
-    if version:
-        (tmp_path / "nvmath.py").write_text(f"__version__ = {version!r}")
-    expected = (f"nvmath {said}", "pip install 'nvmath-python>=0.9'")
-    run_bare_program("importing/missing.py", "nvmath", *expected, PYTHONPATH=str(tmp_path))
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ import ctypes
 import os
 import re
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
 
 import gpupool
 import numpy as np
@@ -145,20 +144,6 @@ def test_where_none_is_named_memory_waits_for_all_work(make, way):
     allocator.free(memory)
 
 
-def test_where_none_is_named_no_work_uses_what_comes(make):
-    pool, stream = gpupool.MemPool(), gpupool.Stream()
-    allocator = make(pool)
-    memory = allocator.allocate_on(4 * MIB, stream)
-    work = _native.host_submit(stream)
-    allocator.free(memory)
-    elsewhere = allocator.allocate(4 * MIB)
-    assert elsewhere != memory
-    # The host has waited for nothing.
-    assert not stream.query()
-    allocator.free(elsewhere)
-    _native.host_complete(stream, work)
-
-
 def test_memory_may_be_freed_after_its_stream_is_gone(make):
     pool = gpupool.MemPool()
     allocator = make(pool)
@@ -191,25 +176,6 @@ def test_limits_and_sleep_are_the_pools(make):
     assert allocator.threw("asleep")
     allocator.free(memory)
     pool.wake()
-
-
-def test_threads_share_an_allocator(make):
-    pool = gpupool.MemPool()
-    allocator = make(pool)
-
-    def work(number):
-        stream = gpupool.Stream()
-        for size in range(1, 40):
-            memory = [allocator.allocate_on(size * 70_000, stream), allocator.allocate(size * 900)]
-            assert all(memory)
-            for each in memory:
-                allocator.free(each)
-        return number
-
-    with ThreadPoolExecutor(4) as executor:
-        assert list(executor.map(work, range(4))) == [0, 1, 2, 3]
-    gpupool.empty_cache()
-    assert pool.stats().live_blocks == 0
 
 
 class Provider:
@@ -248,18 +214,6 @@ def test_the_provider_gets_its_memory_by_functions_in_c(nothing_left):
     assert pool.stats().live_bytes == 0
     # What sessions have had is there for the next one.
     assert pool.stats().reserved_bytes > 0
-
-
-def test_what_the_provider_frees_waits_for_its_stream_which_it_does_not_name():
-    pool, stream = gpupool.MemPool(), gpupool.Stream()
-    provider = Provider(gpupool.onnxruntime.provider_options(pool.token()))
-    memory = provider.allocate(3 * MIB)
-    work = _native.host_submit(stream)
-    provider.free(memory)
-    elsewhere = provider.allocate(3 * MIB)
-    assert elsewhere != memory
-    _native.host_complete(stream, work)
-    provider.free(elsewhere)
 
 
 def test_weights_that_are_freed_go_back_to_the_driver_if_asked():

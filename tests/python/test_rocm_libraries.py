@@ -1,4 +1,4 @@
-"""hipBLAS, hipBLASLt, hipSOLVER and hipSPARSE over ABI doubles of them and of HIP: where they are, and what is theirs.
+"""ROCm's libraries over ABI doubles of them and of HIP: where they are, and what is theirs.
 
 What they have in common with other libraries is in test_platforms.py.
 """
@@ -6,20 +6,24 @@ What they have in common with other libraries is in test_platforms.py.
 from dataclasses import replace
 from pathlib import Path
 
+import machines
 import pytest
-from abi import build_library
+from abi import build_driver, build_library
 from forks import Machine
-from programs.shared.libraries import BY_STREAM, CUDA_LIBRARIES, LIBRARIES
+from programs.shared.libraries import CUDA_LIBRARIES, LIBRARIES
+from running import NO_GPU
 
 PROGRAM = "platforms/rocm_libraries.py"
-ROCM = [name for name in BY_STREAM if name not in CUDA_LIBRARIES]
+ROCM = [name for name in LIBRARIES if name not in CUDA_LIBRARIES]
 EVERY = pytest.mark.parametrize("name", ROCM)
+BY_STREAM = [name for name in ROCM if LIBRARIES[name].by_stream]
 # The names of the files in ROCm 5, 6 and 7.
 SONAMES = {
     "hipblas": ("libhipblas.so.1", "libhipblas.so.2", "libhipblas.so.3"),
     "hipblaslt": ("libhipblaslt.so.0", "libhipblaslt.so.1"),
     "hipsolver": ("libhipsolver.so.0", "libhipsolver.so.1"),
     "hipsparse": ("libhipsparse.so.0", "libhipsparse.so.1", "libhipsparse.so.4"),
+    "miopen": ("libMIOpen.so.1",),
 }
 
 
@@ -42,13 +46,8 @@ def is_found(machine):
 
 
 @EVERY
-def test_it_is_found_in_the_wheel_of_any_gpu_family(machine, is_found, name):
-    is_found(name, machine.install(name))
-
-
-@EVERY
 def test_it_is_found_in_pytorchs_wheel(is_found, tmp_path, name):
-    file = build_library(name, tmp_path / f"other/torch/lib/lib{name}.so")
+    file = build_library(name, tmp_path / "other/torch/lib" / f"{SONAMES[name][0].partition('.')[0]}.so")
     is_found(name, file, PYTHONPATH=str(tmp_path / "other"))
 
 
@@ -72,22 +71,13 @@ def test_where_it_is_missing_every_place_is_told(check, name):
     check("is_missing", name, *said, PYTHONPATH=None, ROCM_PATH="/nowhere")
 
 
-@EVERY
-def test_a_thread_has_a_handle_for_each_of_eight_streams(machine, check, name):
+@pytest.mark.parametrize("name", BY_STREAM)
+@pytest.mark.parametrize(
+    "case", ["a_thread_has_a_handle_for_each_of_eight_streams", "a_capture_on_a_ninth_stream_stays_whole"]
+)
+def test_of_a_stream_each(machine, check, name, case):
     machine.install(name)
-    check("a_thread_has_a_handle_for_each_of_eight_streams", name)
-
-
-@EVERY
-def test_a_capture_on_a_ninth_stream_stays_whole(machine, check, name):
-    machine.install(name)
-    check("a_capture_on_a_ninth_stream_stays_whole", name)
-
-
-@pytest.mark.parametrize("name", [name for name in ROCM if "SET_STREAM" in LIBRARIES[name].symbols])
-def test_the_stream_is_asked_for_and_set_only_if_it_differs(machine, check, name):
-    machine.install(name)
-    check("the_stream_is_asked_for_and_set_only_if_it_differs", name)
+    check(case, name)
 
 
 @pytest.mark.parametrize("name", ["hipblaslt", "hipsparse"])
@@ -120,3 +110,48 @@ def test_hipblas_before_rocm_7_takes_no_workspace(machine, check):
         "hipblas", machine.site_packages / "_rocm_sdk_libraries/lib/libhipblas.so.2", without="SET_OWN_WORKSPACE"
     )
     check("an_old_version_keeps_no_handle_from_being_lent", GPUPOOL_HIPBLAS_PATH=str(old))
+
+
+def test_what_miopen_lacks_is_told_with_the_variable_that_names_it(machine, check, tmp_path):
+    old = build_library("miopen", tmp_path / "old/libMIOpen.so.1", without="GET_STREAM")
+    said = f"{old} (from GPUPOOL_MIOPEN_PATH) (loaded): lacks the symbol miopenGetStream, so it is too old"
+    check("gives_no_handle", "miopen", "LibraryNotFound", said, GPUPOOL_MIOPEN_PATH=str(old))
+
+
+@pytest.mark.parametrize("name", ["miopen", "cublas"])
+def test_the_other_platforms_gpu_gives_no_handle(tmp_path, name):
+    # Where both have a GPU, NVIDIA's comes first; the drivers are in one folder.
+    machine = machines.Machine("hip", tmp_path)
+    machine.install(name)
+    runtime, other = "cuda", "hip"
+    if name == "miopen":
+        build_driver(machine.driver.parent)
+        runtime, other = other, runtime
+    start = f"RuntimeUnavailable the {runtime} runtime is unavailable: this process uses runtime {other}"
+    machine.run(PROGRAM, "gives_no_handle", name, start, f"set GPUPOOL_RUNTIME={runtime} before it starts")
+
+
+@pytest.mark.parametrize(
+    ("start", "said", "variables"),
+    [
+        (
+            "RuntimeUnavailable the hip runtime is unavailable: HIP sees no device",
+            "gpupool simulates devices here (runtime host)",
+            {"FAKE_FAIL": "hipInit=100", **NO_GPU},
+        ),
+        (
+            "OutOfMemory out of memory on device 0: miopen: miopenCreate failed with miopenStatusAllocF",
+            "Free: 0.0 MiB of 1.0 GiB",
+            {"FAKE_FAIL": "miopenCreate=4", "FAKE_FREE_MIB": "0"},
+        ),
+    ],
+    ids=["simulated", "out of memory"],
+)
+def test_why_there_is_no_handle(machine, check, start, said, variables):
+    machine.install("miopen")
+    check("gives_no_handle", "miopen", start, said, **variables)
+
+
+def test_a_version_that_is_refused_is_told(machine, check):
+    machine.install("miopen")
+    check("a_version_that_is_refused_is_told")

@@ -18,7 +18,6 @@ from gpupool import _native
 from gpupool._frameworks import plug as _plug
 from gpupool._torch import compiler, library, place, pools
 from own_memory import MIB, Allocator, allocate_in, other_thread
-from running import run_program
 from torch_double import CachingAllocator, OutOfMemoryError, PluggableAllocator, Torch, Wrapped
 
 MALLOC = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
@@ -49,6 +48,18 @@ def torch(folder, monkeypatch, nothing_left):
     monkeypatch.setattr(library, "load", no_library)
     yield double
     gpupool.torch.disable()
+
+
+def addresses_of(malloc, free):
+    """Return C functions of these two, which must be kept, and their addresses."""
+    functions = MALLOC(malloc), FREE(free)
+    return functions, tuple(ctypes.cast(function, ctypes.c_void_p).value for function in functions)
+
+
+def pluggable(folder, malloc, free):
+    """Return C functions, which must be kept, and an allocator of PyTorch's with them."""
+    functions, addresses = addresses_of(malloc, free)
+    return functions, PluggableAllocator(ctypes.CDLL(str(folder / "lib" / "libtorch_cuda.so")), *addresses)
 
 
 def live_in(pool_id):
@@ -100,8 +111,7 @@ def test_pools_that_cannot_feed_pytorch_are_refused(torch):
     with pytest.raises(gpupool.InvalidValue, match="inside a lock"):
         gpupool.torch.mem_pool(gpupool.MemPool((lambda *arguments: 0, lambda *arguments: None)))
     own = Allocator()
-    functions = MALLOC(own.malloc), FREE(own.free)
-    addresses = tuple(ctypes.cast(function, ctypes.c_void_p).value for function in functions)
+    _kept, addresses = addresses_of(own.malloc, own.free)
     made = gpupool.torch.mem_pool(gpupool.MemPool(addresses))
     assert made.take(2 * MIB) in own.live
     del made
@@ -113,9 +123,9 @@ def test_pools_that_cannot_feed_pytorch_are_refused(torch):
 
 @pytest.mark.parametrize("wrap", [lambda inner: inner, Wrapped], ids=["allocator()", "CUDAPluggableAllocator"])
 def test_an_allocator_of_pytorchs_supplies_a_pool(torch, folder, wrap):
-    library, own = ctypes.CDLL(str(folder / "lib" / "libtorch_cuda.so")), Allocator()
-    functions = MALLOC(own.malloc), FREE(own.free)
-    allocator = wrap(PluggableAllocator(library, *(ctypes.cast(each, ctypes.c_void_p).value for each in functions)))
+    own = Allocator()
+    _kept, allocator = pluggable(folder, own.malloc, own.free)
+    allocator = wrap(allocator)
     pool, stream = gpupool.MemPool(allocator, device=1), gpupool.Stream(1)
     assert pool.allocator is allocator
     first, second = allocate_in(pool, 4 * MIB, stream), allocate_in(pool, 8 * MIB, stream)
@@ -131,9 +141,7 @@ def test_an_allocator_of_pytorchs_supplies_a_pool(torch, folder, wrap):
 
 
 def test_an_allocator_of_pytorchs_that_has_no_memory_is_out_of_memory(torch, folder):
-    library = ctypes.CDLL(str(folder / "lib" / "libtorch_cuda.so"))
-    functions = MALLOC(lambda size, device, stream: None), FREE(lambda *arguments: None)
-    allocator = PluggableAllocator(library, *(ctypes.cast(each, ctypes.c_void_p).value for each in functions))
+    _kept, allocator = pluggable(folder, lambda *arguments: None, lambda *arguments: None)
     with pytest.raises(gpupool.OutOfMemory, match="null pointer"):
         allocate_in(gpupool.MemPool(allocator), MIB)
 
@@ -150,9 +158,8 @@ def test_other_allocators_of_pytorchs_are_refused(torch, folder, monkeypatch):
 
 
 def test_a_pool_with_an_allocator_of_pytorchs_feeds_pytorch(torch, folder):
-    library, own = ctypes.CDLL(str(folder / "lib" / "libtorch_cuda.so")), Allocator()
-    functions = MALLOC(own.malloc), FREE(own.free)
-    allocator = PluggableAllocator(library, *(ctypes.cast(each, ctypes.c_void_p).value for each in functions))
+    own = Allocator()
+    _kept, allocator = pluggable(folder, own.malloc, own.free)
     made = gpupool.torch.mem_pool(gpupool.MemPool(allocator))
     assert made.take(2 * MIB) in own.live
 
@@ -257,11 +264,9 @@ def test_16_threads_in_one_pool(torch):
                 used.add(torch.local.pool)
                 all_in.wait()
 
-    threads = [threading.Thread(target=work) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(16) as threads:
+        for each in [threads.submit(work) for _ in range(16)]:
+            each.result()
     assert pool.stats().live_bytes == 160 * MIB
     assert len(used) == len(pools._idle[pool.device, pool.id]) >= 16
     used.clear()
@@ -367,10 +372,6 @@ def test_without_pytorch_the_error_says_what_brings_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(gpupool.LibraryNotFound, match=r"pip install 'torch>=2\.11'"):
         gpupool.torch.mem_pool()
-
-
-def test_nothing_of_gpupool_imports_pytorch():
-    run_program("importing/leaves_alone.py", "pytorch")
 
 
 def test_feeding_leaves_other_memory_alone(torch):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import gpupool
@@ -66,6 +67,14 @@ def counted(path):
     """Return how often a library was installed and uninstalled."""
     count = ctypes.CDLL(str(path)).counted
     return count(0), count(1)
+
+
+def in_threads(count, work):
+    """Do it in so many threads at once."""
+    together = threading.Barrier(count, timeout=60)
+    with ThreadPoolExecutor(count) as executor:
+        for each in [executor.submit(lambda: (together.wait(), work())) for _ in range(count)]:
+            each.result()
 
 
 def files_of_the_cache(machine):
@@ -181,20 +190,7 @@ def test_one_that_another_user_has_put_into_the_cache_is_not_loaded(machine, com
 
 
 def test_many_processes_may_compile_at_once(machine):
-    failures = []
-
-    def work():
-        try:
-            library.load(torch())
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    in_threads(4, lambda: library.load(torch()))
     run_program("frameworks/torch_library.py", machine.torch.parent)
     assert [path.suffix for path in files_of_the_cache(machine) if path.is_file()] == [".so"]
 
@@ -290,21 +286,7 @@ def test_a_hook_that_was_attached_before_is_named(machine, monkeypatch, is_group
 
 
 def test_threads_take_it_once(machine):
-    together, failures = threading.Barrier(8, timeout=60), []
-
-    def work():
-        together.wait()
-        try:
-            gpupool.torch.enable()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    in_threads(8, gpupool.torch.enable)
     assert counted(place._library.path) == (1, 0)
 
 

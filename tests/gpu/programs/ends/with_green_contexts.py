@@ -6,19 +6,12 @@ import sys
 
 import cupy
 import gpupool
+from long_kernel import spin
 from partitions import driver, halves, made
 
 MIB = 1 << 20
-NOT_READY = 600
 SPIN_CYCLES = 400_000_000
-SPIN = r"""
-extern "C" __global__ void spin(long long cycles) {
-  long long start = clock64();
-  while (clock64() - start < cycles) {}
-}
-"""
 
-spin = cupy.RawKernel(SPIN, "spin")
 at = ctypes.c_void_p
 
 
@@ -49,7 +42,7 @@ def total(array):
 
 def loaded():
     """Load every kernel that is used, which may wait for one that is busy."""
-    spin((1,), (1,), (1,))
+    spin(1)
     array, other = cupy.zeros(1024, dtype=cupy.uint8), cupy.zeros(1024, dtype=cupy.uint8)
     array.fill(1)
     other[:] = array
@@ -59,7 +52,7 @@ def loaded():
 def busy_copy(stream, source, result):
     """Copy on a stream, after a kernel that takes long."""
     with on(stream):
-        spin((1,), (1,), (SPIN_CYCLES,))
+        spin(SPIN_CYCLES)
         result[:] = source
 
 
@@ -78,26 +71,6 @@ def goes_on(stream):
     stats = gpupool.memory_stats(0)
     assert (stats.live_blocks, stats.reserved_bytes) == (0, 0), f"memory is left: {stats}"
     assert gpupool.cublas.handle(stream) != 0, "no handle is to be had"
-
-
-def driver_answers():
-    """Tell what the driver answers about a stream whose context is gone."""
-    part, _ = halves()
-    stream, place = part.stream(), at()
-    event, status = at(made("cuEventCreate", 2)), ctypes.c_int()
-    with on(stream):
-        spin((1,), (1,), (SPIN_CYCLES,))
-    part.destroy()
-    tell("cuCtxRecordEvent", driver.cuCtxRecordEvent(at(made("cuCtxGetCurrent")), event))
-    tell("the event of all work, while the kernel may run (600: not done)", driver.cuEventQuery(event))
-    tell("cuStreamGetCtx", driver.cuStreamGetCtx(at(stream), ctypes.byref(place)))
-    tell("cuStreamIsCapturing", driver.cuStreamIsCapturing(at(stream), ctypes.byref(status)))
-    tell("cuEventRecord", driver.cuEventRecord(event, at(stream)))
-    tell("cuStreamWaitEvent", driver.cuStreamWaitEvent(at(stream), event, 0))
-    tell("cuStreamQuery", driver.cuStreamQuery(at(stream)))
-    tell("cuStreamDestroy", driver.cuStreamDestroy_v2(at(stream)))
-    part.streams.clear()
-    sync()
 
 
 def idle():
@@ -202,7 +175,7 @@ def current_default_stream():
         context, green = at(), at()
         status = driver.cuStreamGetCtx_v2(None, ctypes.byref(context), ctypes.byref(green))
         tell("the default stream's contexts", (status, context.value == primary, green.value == part.green))
-        spin((1,), (1,), (SPIN_CYCLES,))
+        spin(SPIN_CYCLES)
         tell("the green context's default stream (600: busy)", driver.cuStreamQuery(None))
         assert driver.cuCtxSetCurrent(at(primary)) == 0, "the primary context cannot be made current"
         tell("the primary context's default stream (600: busy)", driver.cuStreamQuery(None))

@@ -1,19 +1,13 @@
-"""Numba's kernels on arrays in gpupool's memory: in many threads, on any stream, short of memory."""
+"""Numba's kernels on arrays in gpupool's memory: in many threads, and on any stream."""
 
-import pickle
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import gpupool
 import numpy as np
-from cuda.bindings import driver as bindings
 from cuda.core import Device
-from errors import raised
 from kernels import (
     MIB,
-    CudaAPIError,
     add,
     address,
     assert_reserved_nothing,
@@ -21,7 +15,6 @@ from kernels import (
     cuda,
     fill,
     live,
-    manager,
     slow_copy,
 )
 
@@ -78,38 +71,6 @@ def may_die_while_a_kernel_of_any_stream_uses_them():
         assert (out.copy_to_host() == turn).all(), f"memory in use was given to another in turn {turn}"
         assert not waited, "the host waited for the GPU"
         del other, others, out
-
-
-def that_died_go_before_memory_runs_out():
-    gpupool.set_per_process_memory_fraction(0.05)
-    half = int(cuda.current_context().get_memory_info().total * 0.03)
-    array = cuda.device_array(half, np.uint8)
-    error = raised(CudaAPIError, cuda.device_array, half, np.uint8)
-    assert error.code == bindings.CUresult.CUDA_ERROR_OUT_OF_MEMORY, f"the error's code is {error.code}"
-    assert isinstance(error.__cause__, gpupool.OutOfMemory), f"the error's cause is {error.__cause__!r}"
-    del error
-    # What dies is used before a request fails, while a kernel may still use it.
-    fill[blocks(array), 256](array, 1)
-    del array
-    array = cuda.device_array(half, np.uint8)
-    fill[blocks(array), 256](array, 2)
-    assert (array[:1000].copy_to_host() == 2).all(), "the memory of an array that died has other values"
-    del array
-    # Somebody else's request takes it too.
-    buffer = gpupool.empty(half)
-    assert len(manager().deallocations) == 0, "what had died was not freed for somebody else"
-    del buffer
-
-
-def go_to_other_processes():
-    plain = cuda.to_device(np.arange(1000))
-    with gpupool.use_mem_pool(gpupool.MemPool(segments=True)):
-        of_segments = cuda.to_device(np.arange(1000))
-    for array in (plain, of_segments):
-        handle = pickle.dumps(array.get_ipc_handle())
-        child = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("ipc_child.py"))]
-        done = subprocess.run(child, input=handle, capture_output=True, check=False)
-        assert done.returncode == 0, f"the other process failed: {done.stderr.decode()}"
 
 
 if __name__ == "__main__":

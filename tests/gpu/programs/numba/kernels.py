@@ -8,7 +8,6 @@ import numpy as np
 
 gpupool.numba.enable()
 cuda = importlib.import_module("numba.cuda")
-CudaAPIError = importlib.import_module("numba.cuda.cudadrv.driver").CudaAPIError
 MIB = 1 << 20
 
 

@@ -1,5 +1,7 @@
 """PyTorch that had used the GPU before gpupool became its allocator, with what it had then."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import gpupool
 import torch
 from gpupool._torch import place
@@ -20,6 +22,18 @@ def all_are(tensor, value):
 def totals():
     """Return gpupool's statistics of device 0."""
     return gpupool.memory_stats(0)
+
+
+def in_16_threads(work):
+    """Call work(0) to work(15) in threads of their own, each with a stream of PyTorch's."""
+
+    def run(number):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            work(number)
+
+    with ThreadPoolExecutor(16) as executor:
+        list(executor.map(run, range(16)))
+    torch.cuda.synchronize()
 
 
 # Of PyTorch's own allocator.

@@ -1,5 +1,8 @@
-"""Limits, failures, addresses and settings of PyTorch's with gpupool enabled after the first tensor."""
+"""Failures of PyTorch's, training, streams, workers and two GPUs, with gpupool enabled after the first tensor."""
 
+import gc
+import importlib
+import os
 import sys
 
 import gpupool
@@ -16,22 +19,36 @@ def say_what_memory_ran_out():
     error = raised(torch.OutOfMemoryError, torch.empty, 1 << 45, dtype=torch.uint8, device="cuda")
     assert_starts(error, "CUDA out of memory. Tried to allocate 32768.00 GiB. GPU 0 has a total capacity of ")
     assert_says(error, "default memory pool")
-    del held
+    assert isinstance(error, RuntimeError)
+    twice = torch.cuda.mem_get_info()[1] * 2
+    error = raised(torch.OutOfMemoryError, torch.empty, twice, dtype=torch.uint8, device="cuda")
+    assert_says(error, "CUDA out of memory. Tried to allocate", "default memory pool")
     pool = gpupool.MemPool(limit=100 * MIB)
     with gpupool.torch.using(pool):
-        assert_says(raised(torch.OutOfMemoryError, filled, 1, 100 * MIB), "limit is 100.0 MiB")
-    assert isinstance(error, RuntimeError)
-    assert all_are(filled(1), 1)
+        inside = filled(4)
+        assert_says(raised(torch.OutOfMemoryError, inside.repeat, 100), "limit is 100.0 MiB")
+        assert pool.stats().live_bytes >= 4 * MIB, f"the tensor is not the pool's: {pool.stats()}"
+    assert all_are(held, 1), "a tensor has other values after memory had run out"
+    assert all_are(inside, 4), "a tensor has other values after its pool was full"
 
 
-def tell_observers():
-    told = []
-    torch._C._cuda_attach_out_of_memory_observer(lambda *numbers: told.append(numbers))
-    raised(torch.OutOfMemoryError, torch.empty, 1 << 45, dtype=torch.uint8, device="cuda")
-    ((device, asked, total, free),) = told
-    assert (device, asked) == (0, 1 << 45), told
-    assert total > 0, told
-    assert free >= 0, told
+def say_so_in_a_backward_pass_too():
+    class Greedy(torch.autograd.Function):
+        """Wants more than there is, when it goes back."""
+
+        @staticmethod
+        def forward(context, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(context, gradient):
+            return torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
+
+    x = torch.ones(4, device="cuda", requires_grad=True)
+    raised(torch.OutOfMemoryError, Greedy.apply(x).sum().backward)
+    torch.cuda.synchronize()
+    # After any exception in one of its threads PyTorch may abort as the interpreter ends, whosever the allocator is.
+    os._exit(0)
 
 
 def ask_gpupools_callbacks():
@@ -43,29 +60,6 @@ def ask_gpupools_callbacks():
     assert set(asked) == {wanted}, asked
 
 
-def are_fractions():
-    torch.cuda.set_per_process_memory_fraction(0.5)
-    told = torch.cuda.get_per_process_memory_fraction(), gpupool.get_per_process_memory_fraction(0)
-    assert told == (0.5, 0.5), told
-    half = torch.cuda.get_device_properties(0).total_memory // 2
-    raised(torch.OutOfMemoryError, torch.empty, half + 256 * MIB, dtype=torch.uint8, device="cuda")
-    torch.cuda.set_per_process_memory_fraction(1.0)
-    for wrong in (2.0, -1.0):
-        raised(ValueError, torch.cuda.set_per_process_memory_fraction, wrong)
-
-
-def are_addresses():
-    live = totals().live_bytes
-    pointer = torch.cuda.caching_allocator_alloc(MIB)
-    side = torch.cuda.Stream()
-    other = torch.cuda.caching_allocator_alloc(MIB, 0, side)
-    assert totals().live_bytes == live + 2 * MIB, "memory by its address is not gpupool's"
-    torch.cuda.caching_allocator_delete(pointer)
-    torch.cuda.caching_allocator_delete(other)
-    assert totals().live_bytes == live
-    assert torch.empty(0, device="cuda").data_ptr() == 0, "an empty tensor takes memory"
-
-
 def are_of_cudnn():
     torch.backends.cudnn.benchmark = True
     convolution = torch.nn.Conv2d(8, 16, 3, padding=1).cuda()
@@ -75,34 +69,75 @@ def are_of_cudnn():
         assert torch.isfinite(data.grad).all()
 
 
-def are_without_a_cache():
-    torch.cuda.caching_allocator_enable(False)
-    tensor = filled(1)
-    torch.cuda.caching_allocator_enable(True)
-    assert all_are(tensor, 1)
-    del tensor
-    assert all_are(filled(2), 2)
+def losses(steps):
+    """Return the losses of a small model's training."""
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 1)).cuda()
+    optimiser = torch.optim.Adam(model.parameters())
+    data = torch.randn(512, 256, device="cuda")
+    target = data.sum(1, keepdim=True)
+    found = []
+    for _ in range(steps):
+        optimiser.zero_grad(set_to_none=True)
+        loss = ((model(data) - target) ** 2).mean()
+        loss.backward()
+        optimiser.step()
+        found.append(float(loss))
+    return found
 
 
-def are_of_the_profiler():
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], profile_memory=True) as profiler:
-        tensor = torch.empty(10 * MIB, dtype=torch.uint8, device="cuda")
-        del tensor
-    events = profiler.key_averages()
-    most = max(abs(event.self_device_memory_usage) for event in events)
-    assert most >= 10 * MIB, f"the largest of the profiler's memory column is {most} bytes"
-    assert "CUDA Mem" in events.table(sort_by="self_cuda_memory_usage", row_limit=5)
-
-
-def are_of_pinned_memory_too():
-    host = torch.ones(MIB, pin_memory=True)
-    device = host.to("cuda", non_blocking=True)
-    assert bool((device == 1).all())
-    back = device.to("cpu", non_blocking=True)
+def let_models_learn():
+    found = losses(50)
+    assert found[-1] < found[0] / 2, f"nothing was learnt: {found}"
+    assert totals().allocations > 500, f"PyTorch allocates elsewhere: {totals()}"
+    gc.collect()
+    # PyTorch keeps cuBLAS's workspaces, of the threads of backward passes too.
+    torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.synchronize()
-    assert bool((back == 1).all())
+    torch.cuda.empty_cache()
+    assert totals().live_bytes <= 4 * MIB, f"memory is left: {totals()}"
+    if gpupool.cublas.available:
+        assert gpupool.cublas.handle() != 0, "no handle of cuBLAS"
+
+
+def share_memory_between_streams():
+    """Use PyTorch's own streams, which are known to last, and external ones, which are not."""
+
+    def work(stream):
+        with torch.cuda.stream(stream):
+            tensors = [filled(value, 16 * MIB) for value in range(4)]
+            torch.cuda.synchronize()
+            for value, tensor in enumerate(tensors):
+                assert all_are(tensor, value), "a tensor has other values"
+
+    # What is free on one of PyTorch's serves the others.
+    streams = [torch.cuda.Stream() for _ in range(8)]
+    for stream in streams:
+        work(stream)
+        torch.cuda.synchronize()
+    assert totals().reserved_bytes < 2 * 4 * 64 * MIB, f"each stream took memory of its own: {totals()}"
+    print("torch: streams: reserved MiB", totals().reserved_bytes >> 20, "where each uses", 4 * 64)
+    torch.cuda.empty_cache()
+
+    # External ones may be gone while memory of theirs lives.
+    cupy = importlib.import_module("cupy")
+    cupy.cuda.set_allocator(None)
+    kept = []
+    for value in range(4):
+        owner = cupy.cuda.Stream(non_blocking=True)
+        with torch.cuda.stream(torch.cuda.ExternalStream(owner.ptr)):
+            kept.append(filled(value, 16 * MIB))
+            torch.cuda.synchronize()
+        del owner
+        gc.collect()
+    for value, tensor in enumerate(kept):
+        assert all_are(tensor, value), "a tensor of a stream that is gone has other values"
+    del tensor
+    kept.clear()
+    work(torch.cuda.Stream())
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.synchronize()
 
 
 def keep_memory_for_recorded_streams():

@@ -7,16 +7,13 @@ import threading
 import gpupool
 import late
 import torch
-from errors import assert_says, raised
-from gpupool._torch import place
-from late import MIB, all_are
-from waiting import wait_for_end, wait_until
+from late import MIB, all_are, in_16_threads
+from waiting import wait_until
 
 # About 20 ms of an H200.
 SLEEP_CYCLES = 40_000_000
 
 before = torch.full((MIB,), 5, dtype=torch.int32, pin_memory=True)
-native_stats = torch.cuda.host_memory_stats()
 
 
 def live():
@@ -90,29 +87,20 @@ def is_copied_right():
 
 
 def is_right_on_16_threads():
-    wrong = []
-
     def work(number):
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            for step in range(60):
-                count = 1000 << (step * 5 % 9)
-                source = numbers(count, number * 100_000_000 + step)
-                device = source.to("cuda", non_blocking=True)
-                # Freed while the copy is under way.
-                del source
-                target = torch.empty(count, dtype=torch.int32, pin_memory=True)
-                target.copy_(device, non_blocking=True)
-                stream.synchronize()
-                expected = torch.arange(count, dtype=torch.int32) + (number * 100_000_000 + step)
-                if not torch.equal(target, expected):
-                    wrong.append((number, step, count))
+        for step in range(60):
+            count = 1000 << (step * 5 % 9)
+            source = numbers(count, number * 100_000_000 + step)
+            device = source.to("cuda", non_blocking=True)
+            # Freed while the copy is under way.
+            del source
+            target = torch.empty(count, dtype=torch.int32, pin_memory=True)
+            target.copy_(device, non_blocking=True)
+            torch.cuda.current_stream().synchronize()
+            expected = torch.arange(count, dtype=torch.int32) + (number * 100_000_000 + step)
+            assert torch.equal(target, expected), f"thread {number}: {count} numbers are wrong in step {step}"
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(16)]
-    for thread in threads:
-        thread.start()
-    wait_for_end(*threads)
-    assert wrong == [], f"thread, step and count of what is wrong: {wrong}"
+    in_16_threads(work)
     assert_nothing_is_left()
 
 
@@ -198,30 +186,6 @@ def waits_for_recorded_streams():
     assert_nothing_is_left()
 
 
-def is_counted():
-    held = [pinned(1), pinned(2, 16 * MIB)]
-    stats, own = torch.cuda.host_memory_stats(), gpupool.pinned_stats()
-    assert stats.keys() == native_stats.keys(), f"keys differ: {stats.keys() ^ native_stats.keys()}"
-    reserved = stats["allocated_bytes.current"] - native_stats["allocated_bytes.current"]
-    assert reserved == own.reserved_bytes, f"{reserved} and {own.reserved_bytes} bytes are reserved"
-    active = stats["active_requests.current"] - native_stats["active_requests.current"]
-    assert active == own.live_blocks == 2, f"{active} and {own.live_blocks} blocks are active, of 2"
-    assert stats["num_host_alloc"] > native_stats["num_host_alloc"]
-    assert stats["host_alloc_time.count"] == stats["num_host_alloc"]
-    assert stats["host_alloc_time.total"] > native_stats["host_alloc_time.total"]
-    torch.cuda.reset_peak_host_memory_stats()
-    reset = torch.cuda.host_memory_stats()
-    assert reset["active_bytes.peak"] == reset["active_bytes.current"]
-    torch.cuda.reset_accumulated_host_memory_stats()
-    reset = torch.cuda.host_memory_stats()
-    assert reset["num_host_alloc"] == reset["active_requests.allocated"] == 0, reset
-    assert reset["active_requests.current"] == stats["active_requests.current"]
-    del held
-    torch._C._host_emptyCache()
-    wait_until(lambda: gpupool.pinned_stats().reserved_bytes == 0, "what is free went back")
-    assert_nothing_is_left()
-
-
 def is_a_graphs_own():
     side = torch.cuda.Stream()
     source, device, target = numbers(MIB), torch.zeros(MIB, dtype=torch.int32, device="cuda"), pinned(0)
@@ -251,66 +215,6 @@ def is_a_graphs_own():
     del graph, others, target
     gc.collect()
     assert_nothing_is_left()
-
-
-def of_before_goes_back():
-    assert live() == 0
-    assert before.is_pinned()
-    copied = before.to("cuda", non_blocking=True)
-    torch.cuda.synchronize()
-    assert all_are(copied, 5)
-    active = torch.cuda.host_memory_stats()["allocated_bytes.current"]
-    globals()["before"] = None
-    torch._C._host_emptyCache()
-    left = torch.cuda.host_memory_stats()["allocated_bytes.current"]
-    assert left < active, "PyTorch's own allocator did not get its memory back"
-
-
-def outlives_disable():
-    held = pinned(3)
-    gpupool.torch.disable()
-    assert live() == 1
-    other = pinned(4)
-    assert other.is_pinned()
-    assert live() == 1, "pinned memory comes from gpupool still"
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        torch.cuda._sleep(SLEEP_CYCLES)
-        device = held.to("cuda", non_blocking=True)
-    del held
-    # gpupool's own requests find none of it.
-    buffers = [gpupool.empty_pinned(4 * MIB) for _ in range(4)]
-    for buffer in buffers:
-        memoryview(buffer)[:] = bytes(4 * MIB)
-    side.synchronize()
-    assert all_are(device, 3), "memory was used again before the copy was done"
-    del buffers, buffer, device, other
-    assert_nothing_is_left()
-    gpupool.torch.enable(pinned=True)
-    held = pinned(6)
-    assert live() == 1
-    del held
-
-
-def is_limited():
-    held = pinned(1)
-    gpupool.set_pinned_limit(gpupool.pinned_stats().reserved_bytes)
-    error = raised(torch.OutOfMemoryError, torch.empty, 1 << 30, dtype=torch.uint8, pin_memory=True)
-    assert_says(error, "pinned memory", "set_pinned_limit")
-    gpupool.set_pinned_limit(None)
-    assert torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True).is_pinned()
-    assert all_are(held.cuda(), 1)
-
-
-def is_all_that_is_gpupools():
-    gpupool.torch.disable()
-    gpupool.torch.enable(allocator=False, pinned=True)
-    assert not place.is_taken()
-    held = pinned(1)
-    assert live() == 1
-    assert gpupool.memory_stats(0).live_blocks == 0
-    assert all_are(held.to("cuda", non_blocking=True), 1)
-    assert gpupool.memory_stats(0).live_blocks == 0, "tensors on the GPU come from gpupool"
 
 
 def at_the_end_of_the_process():

@@ -1,33 +1,20 @@
 """torch.cuda.MemPool with gpupool enabled after the first tensor: it is a pool of gpupool's."""
 
-import ctypes
 import gc
 import sys
-import threading
 
 import gpupool
 import late
 import torch
 from errors import assert_says, raised
-from late import MIB, all_are, filled, totals
+from late import MIB, all_are, filled, in_16_threads, totals
 
-POINTER, SIZE, DEVICE = ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int
-# A pool and a tensor of PyTorch's own allocator.
-native = torch.cuda.MemPool()
-with torch.cuda.use_mem_pool(native):
-    in_native = filled(9)
 late.enable()
 
 
 def is_in(tensor, segments):
     places = [(segment["address"], segment["total_size"]) for segment in segments]
     return any(start <= tensor.data_ptr() < start + size for start, size in places)
-
-
-def settle():
-    gc.collect()
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
 
 
 def keep_memory_apart():
@@ -52,55 +39,10 @@ def keep_memory_apart():
     gc.collect()
     assert all_are(again, 4), "a tensor lost its memory with its pool"
     del again
-    settle()
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
     assert totals().pools == pools, f"the pool is left: {totals()}"
-
-
-def take_memory_from_their_allocator():
-    driver, live, calls = ctypes.CDLL("libcuda.so.1"), {}, []
-
-    def malloc(size, device, stream):
-        address = ctypes.c_uint64()
-        assert driver.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size)) == 0
-        live[address.value] = size
-        calls.append((size, device))
-        return address.value
-
-    def free(address, size, device, stream):
-        live.pop(address)
-        driver.cuMemFree_v2(ctypes.c_uint64(address))
-
-    functions = (
-        ctypes.CFUNCTYPE(POINTER, SIZE, DEVICE, POINTER)(malloc),
-        ctypes.CFUNCTYPE(None, POINTER, SIZE, DEVICE, POINTER)(free),
-    )
-    allocator = torch._C._cuda_customAllocator(*(ctypes.cast(function, POINTER).value for function in functions))
-    pool = torch.cuda.MemPool(allocator)
-    with torch.cuda.use_mem_pool(pool):
-        tensor = filled(7, 3 * MIB)
-    assert any(start <= tensor.data_ptr() < start + size for start, size in live.items()), "its memory is another's"
-    assert all_are(tensor, 7)
-    assert {device for _, device in calls} == {0}, calls
-    del tensor, pool
-    settle()
-    assert live == {}, f"the allocator did not get back {live}"
-
-
-def nest_in_gpupools():
-    ours, theirs = gpupool.MemPool(), torch.cuda.MemPool()
-    with gpupool.use_mem_pool(ours):
-        first = filled(1)
-        with torch.cuda.use_mem_pool(theirs):
-            second = filled(2)
-            with gpupool.use_mem_pool(ours):
-                third = filled(3)
-            fourth = filled(4)
-        fifth = filled(5)
-    sixth = filled(6)
-    places = [(is_in(each, ours.snapshot()), is_in(each, theirs.snapshot())) for each in (first, second, third)]
-    assert places == [(True, False), (False, True), (True, False)], f"they are in {places}"
-    places = [(is_in(each, ours.snapshot()), is_in(each, theirs.snapshot())) for each in (fourth, fifth, sixth)]
-    assert places == [(False, True), (True, False), (False, False)], f"they are in {places}"
 
 
 def are_gpupools():
@@ -132,94 +74,17 @@ def are_gpupools():
     assert all_are(result, 2)
 
 
-def help_when_memory_is_short():
-    torch.cuda.empty_cache()
-    total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 1024 * MIB) / total)
-
-    def take(pool):
-        with torch.cuda.use_mem_pool(pool):
-            torch.empty(700 * MIB, dtype=torch.uint8, device="cuda")
-        return torch.empty(600 * MIB, dtype=torch.uint8, device="cuda")
-
-    selfish = torch.cuda.MemPool()
-    raised(torch.OutOfMemoryError, take, selfish)
-    del selfish
-    settle()
-    helpful = torch.cuda.MemPool(use_on_oom=True)
-    assert take(helpful).numel() == 600 * MIB
-    del helpful
-    torch.cuda.set_per_process_memory_fraction(1.0)
-
-
-def keep_segments_whole():
-    pool = torch.cuda.MemPool(no_split=True)
-    with torch.cuda.use_mem_pool(pool):
-        tensors = [filled(value, MIB // 2 + value) for value in range(4)]
-    for tensor in tensors:
-        (segment,) = [each for each in pool.snapshot() if is_in(tensor, [each])]
-        live = [block for block in segment["blocks"] if block["state"] == "active_allocated"]
-        assert len(live) == 1, f"a segment has {len(live)} blocks: {segment}"
-
-
 def serve_a_thread_each():
-    failures, pools = [], [torch.cuda.MemPool() for _ in range(16)]
+    pools = [torch.cuda.MemPool() for _ in range(16)]
 
     def work(number):
-        try:
-            with torch.cuda.stream(torch.cuda.Stream()):
-                for step in range(30):
-                    with torch.cuda.use_mem_pool(pools[number]):
-                        tensor = filled(number + step, 1000 * (number + 1))
-                    assert all_are(tensor, number + step), f"a tensor of thread {number} has other values"
-                    if step == 29:
-                        assert is_in(tensor, pools[number].snapshot()), "a tensor is in another pool"
-        except BaseException as error:
-            failures.append(error)
+        for step in range(30):
+            with torch.cuda.use_mem_pool(pools[number]):
+                tensor = filled(number + step, 1000 * (number + 1))
+            assert all_are(tensor, number + step), f"a tensor of thread {number} has other values"
+        assert is_in(tensor, pools[number].snapshot()), "a tensor is in another pool"
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures
-
-
-def of_pytorchs_own_live_on():
-    global native, in_native
-    with torch.cuda.use_mem_pool(native):
-        tensor = filled(8)
-    assert all_are(tensor, 8)
-    assert all_are(in_native, 9)
-    assert native.use_count() >= 1
-    del tensor
-    in_native = None
-    native = None
-    settle()
-    assert all_are(filled(1), 1)
-
-
-def outlive_disable():
-    pool = torch.cuda.MemPool()
-    with torch.cuda.use_mem_pool(pool):
-        tensor = filled(1)
-    gpupool.torch.disable()
-    assert all_are(tensor, 1)
-    assert pool.use_count() == 1
-    del pool
-    gc.collect()
-    assert all_are(tensor, 1)
-    del tensor
-    settle()
-    gpupool.torch.enable()
-    assert all_are(filled(2), 2)
-
-
-def refuse_what_is_wrong():
-    raised(RuntimeError, torch._C._cuda_beginAllocateCurrentThreadToPool, 0, (0, (1 << 32) + 999999))
-    raised(RuntimeError, torch._C._cuda_releasePool, 0, (0, 999999))
-    raised(RuntimeError, torch.cuda.caching_allocator_delete, 0x1234)
-    assert all_are(filled(1), 1)
+    in_16_threads(work)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
 """Tensors in gpupool's memory that torch.multiprocessing sends to another process, which enables gpupool or not."""
 
 import gc
-import os
-import signal
 import sys
 
 import gpupool
@@ -200,18 +198,6 @@ def stay_until_they_are_let_go():
         del others
         assert worker.call("drop") is True
         wait_until(lambda: live() <= before, "the memory came back")
-
-
-def outlive_a_killed_receiver():
-    tensor = words(3)
-    with Worker() as worker:
-        worker.call("keep", tensor)
-        os.kill(worker.process.pid, signal.SIGKILL)
-        worker.process.join()
-    assert holds_words(None, tensor, 3)
-    wait_until(lambda: gpupool.memory_summary(0).devices[0].shared == (), "the killed process holds nothing")
-    with Worker() as worker:
-        assert worker.call("holds_words", tensor, 3) is True
 
 
 def are_used_on_other_streams():

@@ -1,12 +1,17 @@
-"""Numba's arrays are gpupool's memory: of the pool in scope, of the device that is current, and of a graph."""
+"""Numba's arrays are gpupool's memory: of which pool, device and graph, and when what they leave is freed."""
 
+import os
 import sys
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import gpupool
 import numpy as np
+from cuda.bindings import driver as bindings
 from double import MIB, calls, is_capturing, live, set_capture
-from enabled import address_of, bytes_array, cuda, manager
+from enabled import CudaAPIError, address_of, bytes_array, cuda, manager
+from errors import assert_says, raised
+from forking import exit_code_of
 
 
 def waiting():
@@ -122,6 +127,69 @@ def are_of_the_current_device():
     assert found == (0, 1), f"devices 0 and 1 have {found} blocks"
     assert gpupool.current_device() == 0, "device 1 stayed current"
     del array
+
+
+def are_freed_before_memory_runs_out():
+    array = bytes_array(10 * MIB)
+    error = raised(CudaAPIError, bytes_array, 60 * MIB)
+    del array
+    assert error.code == bindings.CUresult.CUDA_ERROR_OUT_OF_MEMORY, f"the error's code is {error.code}"
+    assert_says(error, "default memory pool")
+    assert isinstance(error.__cause__, gpupool.OutOfMemory), f"the error's cause is {error.__cause__!r}"
+    manager().deallocations.clear()
+    array = bytes_array(40 * MIB)
+    del array
+    assert waiting() == 1, "an array that died was freed at once"
+    array = bytes_array(42 * MIB)
+    del array
+    assert waiting() == 1, "before memory ran out what had died was not freed"
+    # Somebody else needs the memory.
+    buffer = gpupool.empty(50 * MIB)
+    assert waiting() == 0, "what had died was not freed for somebody else"
+    del buffer
+    with cuda.defer_cleanup():
+        array = bytes_array(40 * MIB)
+        del array
+        raised(CudaAPIError, bytes_array, 41 * MIB)
+        assert waiting() == 1, "an array was freed though the program put that off"
+    array = bytes_array(41 * MIB)
+    del array
+
+
+def are_freed_behind_one_fence_when_there_is_enough_of_it():
+    def assert_fences(fences, blocks):
+        found = calls("cuCtxRecordEvent"), live()
+        assert found == (fences, blocks), f"fences and blocks: {found}, not {(fences, blocks)}"
+
+    arrays = [bytes_array(MIB // 4) for _ in range(7)]
+    arrays.clear()
+    array = bytes_array(1000)
+    assert_fences(0, 8)
+    del array
+    array = bytes_array(MIB)
+    del array
+    array = bytes_array(MIB)
+    assert_fences(1, 1)
+    # Less than what is asked for is not worth a fence, and eleven of the smallest are.
+    del array
+    array = bytes_array(8 * MIB)
+    assert calls("cuCtxRecordEvent") == 1, "there was a fence for less than what was asked for"
+    arrays = [bytes_array(1000) for _ in range(11)]
+    arrays.clear()
+    assert_fences(2, 2)
+    del array
+
+
+def of_a_parent_are_not_freed_by_a_forked_child():
+    # Python warns of forks in processes with threads, of which OpenBLAS has some.
+    warnings.simplefilter("ignore")
+    arrays = [bytes_array(4 * MIB) for _ in range(20)]
+    child = os.fork()
+    if child == 0:
+        arrays.clear()
+        sys.exit()
+    assert exit_code_of(child) == 0, "the child failed"
+    assert live() == 20, "the child freed its parent's arrays"
 
 
 if __name__ == "__main__":

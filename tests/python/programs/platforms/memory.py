@@ -1,11 +1,30 @@
 """Device memory from a platform's driver: what can be done with it, what is told where there is none."""
 
 import ctypes
+import os
 import sys
 
 import gpupool
 from double import MIB, calls, driver, error_of, fail
 from waiting import in_thread, wait_until
+
+RUNTIME = gpupool.runtime()
+INVALID, OUT_OF_MEMORY = {
+    "cuda": ("CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_OUT_OF_MEMORY"),
+    "hip": ("hipErrorInvalidValue", "hipErrorOutOfMemory"),
+}[RUNTIME]
+# What makes and ends a stream, and what takes memory without and with virtual memory.
+CREATE, DESTROY, ALLOCATE = {
+    "cuda": ("cuStreamCreate", "cuStreamDestroy_v2", "cuMemAlloc_v2"),
+    "hip": ("hipStreamCreateWithFlags", "hipStreamDestroy", "hipMalloc"),
+}[RUNTIME]
+VIRTUAL = [f"{RUNTIME.replace('cuda', 'cu')}Mem{call}" for call in ("Create", "Map", "SetAccess", "Unmap", "Release")]
+# What a pool does that sleeps and wakes.
+ASLEEP = {
+    "cuda": ["cuCtxSynchronize", "cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2"],
+    "hip": ["hipDeviceSynchronize", "hipMemcpyDtoHAsync", "hipMemcpyHtoDAsync"],
+}[RUNTIME]
+has_pages = os.environ["FAKE_VMM"] == "1"
 
 
 def fill(buffer, number):
@@ -78,17 +97,17 @@ def without_virtual_memory_it_does_not_sleep():
     fill(buffer, 1)
 
 
-def nothing_is_lost_asleep(status, *functions):
+def nothing_is_lost_asleep():
     pool = gpupool.MemPool()
     with gpupool.use_mem_pool(pool):
         buffer = gpupool.empty(20 * MIB)
     fill(buffer, 7)
-    for function in functions:
+    for function in (*VIRTUAL, *ASLEEP, CREATE):
         for change in (pool.sleep, pool.wake):
             fail(f"{function}=1")
             error = error_of(change)
             fail("")
-            assert "no error" in error or status in error, f"{function} in {change.__name__}: {error}"
+            assert "no error" in error or INVALID in error, f"{function} in {change.__name__}: {error}"
             if "no error" not in error:
                 expected = change == pool.wake
                 assert pool.is_asleep == expected, f"{function} in {change.__name__} left the pool in between"
@@ -119,12 +138,13 @@ def pools_keep_theirs_apart():
     assert driver.double_used(0) == 0, "memory of pools that are gone is left"
 
 
-def that_runs_out_is_told(function, status):
+def that_runs_out_is_told():
     held = gpupool.empty(600 * MIB)
     error = error_of(gpupool.empty, 600 * MIB)
     said = "OutOfMemory out of memory on device 0: tried to allocate 600.0 MiB"
     assert error.startswith(said), f"out of memory is told as: {error}"
-    said = f"{gpupool.runtime()}: {function} failed with {status} (2) on device 0"
+    function = VIRTUAL[0] if has_pages else ALLOCATE
+    said = f"{RUNTIME}: {function.removesuffix('_v2')} failed with {OUT_OF_MEMORY} (2) on device 0"
     assert said in error, f"the driver's failure is not told: {error}"
     del held
     assert gpupool.empty(600 * MIB).nbytes == 600 * MIB, "memory that was freed cannot be had"
@@ -146,25 +166,25 @@ def free_pages_move_to_where_they_are_needed():
     assert driver.double_used(0) == 0, "empty_cache left moved pages"
 
 
-def of_a_stream_that_is_gone_comes_back(create, destroy):
+def of_a_stream_that_is_gone_comes_back():
     stream = ctypes.c_void_p()
     with gpupool.stream(gpupool.Stream(1)):
-        assert driver[create](ctypes.byref(stream), 1) == 0, "the double made no stream"
+        assert driver[CREATE](ctypes.byref(stream), 1) == 0, "the double made no stream"
     gpupool.empty(5 * MIB, stream.value).free()
-    assert driver[destroy](stream) == 0, "the double kept the stream"
+    assert driver[DESTROY](stream) == 0, "the double kept the stream"
     gpupool.empty_cache()
     assert driver.double_used(1) == 0, "memory of a stream that is gone is left"
 
 
-def nothing_is_lost_when_the_driver_refuses(status, *functions):
+def nothing_is_lost_when_the_driver_refuses():
     gpupool.empty(1).free()
-    for function in functions:
+    for function in VIRTUAL if has_pages else [ALLOCATE]:
         for times in (1, 1000):
             fail(f"{function}=1:{calls(function) + times}")
             error = error_of(gpupool.empty, 30 * MIB), error_of(gpupool.empty_cache)
             fail()
             if times == 1000:
-                said = f"{gpupool.runtime()}: {function.removesuffix('_v2')} failed with {status} (1) on device 0"
+                said = f"{RUNTIME}: {function.removesuffix('_v2')} failed with {INVALID} (1) on device 0"
                 assert any(said in each for each in error), f"{function} refused, and what is told is: {error}"
             gpupool.empty(30 * MIB).free()
             gpupool.empty_cache()
@@ -180,9 +200,9 @@ def a_second_device_gets_access():
     del buffer
 
 
-def a_driver_with_fewer_addresses_gives_what_it_has(function):
+def a_driver_with_fewer_addresses_gives_what_it_has():
     fill(gpupool.empty(30 * MIB), 1)
-    assert calls(function) > 0, "no pages were mapped though there are addresses"
+    assert calls(VIRTUAL[1]) > 0, "no pages were mapped though there are addresses"
 
 
 if __name__ == "__main__":

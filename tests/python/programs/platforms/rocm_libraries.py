@@ -1,21 +1,37 @@
-"""What hipBLAS, hipBLASLt, hipSOLVER and hipSPARSE have in common: a handle for each stream, and what is set back."""
+"""What ROCm's libraries have in common: where there is no handle, one for each stream, and what is set back."""
 
 import ctypes
 import sys
 from dataclasses import replace
 
 import gpupool
-from double import calls, error_of, is_capturing, set_capture
-from errors import assert_says, assert_starts
+from double import calls, error_of, fail, is_capturing, set_capture
+from errors import assert_says, assert_starts, raised
 from library_double import LibraryDouble
 from waiting import in_thread
 
 
-def is_missing(name, *said):
-    message = error_of(getattr(gpupool, name).handle)
-    assert_starts(message, f"LibraryNotFound {name} was not found.")
+def gives_no_handle(name, start, *said):
+    """Check that the error starts so, and says all this; return it."""
+    pool = getattr(gpupool, name)
+    message = error_of(pool.handle)
+    assert_starts(message, start)
     assert_says(message, *said)
+    assert pool.available == message.startswith("OutOfMemory"), f"available: {pool.available}"
+    return message
+
+
+def is_missing(name, *said):
+    message = gives_no_handle(name, f"LibraryNotFound {name} was not found.", *said)
     assert "CUDA" not in message, f"it is about CUDA: {message}"
+
+
+def a_version_that_is_refused_is_told():
+    fail("miopenGetVersion=7")
+    error = raised(gpupool.LibraryError, lambda: gpupool.miopen.version)
+    told = error.library, error.function, error.status, error.code, error.path
+    expected = "miopen", "miopenGetVersion", "miopenStatusUnknownError", 7, gpupool.miopen.path
+    assert told == expected, f"the refusal is told as {told}"
 
 
 def a_thread_has_a_handle_for_each_of_eight_streams(name):
@@ -29,15 +45,6 @@ def a_thread_has_a_handle_for_each_of_eight_streams(name):
     assert pool.handle(gpupool.Stream(1)) == handles[0], "one stream more did not get the oldest's handle"
     assert calls("hipStreamWaitEvent") == waits + 1, "it does not wait for the oldest stream's work"
     assert [pool.handle(stream) for stream in streams[1:]] == handles[1:], "the others lost theirs"
-
-
-def the_stream_is_asked_for_and_set_only_if_it_differs(name):
-    library, stream = LibraryDouble(name), gpupool.Stream(1)
-    for _ in range(10):
-        library.pool.handle(stream)
-    functions = library.told.symbols["SET_STREAM"], library.told.symbols["GET_STREAM"], library.told.create
-    counts = [calls(function, library.file) for function in functions]
-    assert counts == [1, 10, 1], f"set, asked for and created {counts} times"
 
 
 def the_version_is_told_once_a_handle_was_made(name):

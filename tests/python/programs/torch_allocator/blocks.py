@@ -3,7 +3,7 @@
 import ctypes
 
 from forking import in_child
-from torch_calls import MIB, NATIVE, NO_POOL, VERSION, Allocator, call, counted, drop, main, set_pending
+from torch_calls import MIB, NO_POOL, VERSION, call, counted, drop, main, set_pending
 
 
 def compare_blocks(allocator):
@@ -165,13 +165,6 @@ def check_errors_of_given_addresses(ours):
         assert "exact address" in text
         assert "not free there" in text
         drop(block["block"])
-
-
-def print_speed(ours):
-    """Print the bytes, and what a pair costs with PyTorch's own allocator and with gpupool, in ns."""
-    for size in (1024, MIB, 32 * MIB):
-        pairs = [min(Allocator(which).time_pairs(size, 200000) for _ in range(5)) for which in (NATIVE, ours.which)]
-        print(size, *(round(pair, 1) for pair in pairs))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,16 @@ import gpupool
 from torch_calls import MIB, NO_POOL, VERSION, counted, drop, main
 
 
+def assert_reset(allocator, key, expected):
+    """Check a number of each statistic of device 0 against another of the same statistic, or against a number."""
+    for name, kinds in allocator.device_stats(0).items():
+        for kind, stat in kinds.items() if isinstance(kinds, dict) and "all" in kinds else ():
+            # What is reserved for small blocks turns into memory for large ones, and back.
+            if name == "reserved_bytes" and kind != "all":
+                continue
+            assert stat[key] == stat.get(expected, expected), (name, kind, stat)
+
+
 def compare_statistics(allocator):
     for device in (0, 1):
         allocator.reset_accumulated_stats(device)
@@ -15,8 +25,11 @@ def compare_statistics(allocator):
     drop(blocks[1], blocks[4])
     seen.append(counted(allocator))
     allocator.reset_peak_stats(0)
+    assert_reset(allocator, "peak", "current")
     seen.append(counted(allocator))
     allocator.reset_accumulated_stats(0)
+    assert_reset(allocator, "allocated", 0)
+    assert_reset(allocator, "freed", 0)
     blocks += allocator.blocks(2000)
     seen.append(counted(allocator))
     seen.append(counted(allocator, 1))
@@ -89,6 +102,9 @@ def check_same_numbers(ours):
     assert own.live_blocks == stats["allocation"]["all"]["current"] == 2
     assert own.live_bytes == stats["active_bytes"]["all"]["current"]
     assert own.reserved_bytes == stats["reserved_bytes"]["all"]["current"]
+    ours.set_per_process_memory_fraction(0.5, 0)
+    assert gpupool.get_per_process_memory_fraction(0) == 0.5
+    ours.set_per_process_memory_fraction(1.0, 0)
     drop(*blocks)
 
 
