@@ -4,6 +4,7 @@ They are files, in a folder `programs` beside the tests. What they find broken t
 that fails, so a test asks of most of them only that they end well.
 """
 
+import ast
 import os
 import subprocess
 import sys
@@ -12,6 +13,16 @@ from pathlib import Path
 
 # Where programs find what they share with tests.
 HERE = Path(__file__).parent
+
+
+def functions_of(program: Path, *left_out: str) -> list[str]:
+    """Return what a program is run for: its functions that take no argument and that it does not call itself."""
+    module = ast.parse(program.read_text())
+    called = {node.id for node in ast.walk(module) if isinstance(node, ast.Name)}
+    functions = [node for node in module.body if isinstance(node, ast.FunctionDef) and not ast.unparse(node.args)]
+    names = [node.name for node in functions if node.name not in called]
+    assert set(left_out) <= set(names), f"{program} has no {set(left_out) - set(names)}"
+    return [function for function in names if function not in left_out]
 
 
 def start_python(

@@ -2,10 +2,10 @@
 
 import pytest
 from gpu_helpers import PROGRAMS, import_or_skip, run_program
-from python.running import functions_of
+from processes import functions_of
 
 
-@pytest.mark.parametrize("handles", functions_of(str(PROGRAMS / "ends/with_handles.py")))
+@pytest.mark.parametrize("handles", functions_of(PROGRAMS / "ends/with_handles.py"))
 def test_exits_cleanly(handles):
     run_program("ends/with_handles.py", handles)
 

@@ -19,8 +19,8 @@ from gpu_helpers import (
 )
 from long_kernel import LongKernel, spin
 from partitions import Refused, contexts_of, driver, halves, made
+from processes import functions_of
 from products import Product
-from python.running import functions_of
 from waiting import PATIENCE
 
 pytestmark = pytest.mark.device_memory(gib=3)
@@ -251,7 +251,7 @@ def test_a_graph_of_a_part_replays(streams, mode):
 # The end of a green context, in a process of its own, since what the driver then does is what is looked at.
 
 
-@pytest.mark.parametrize("what", functions_of(str(PROGRAMS / "ends/with_green_contexts.py")))
+@pytest.mark.parametrize("what", functions_of(PROGRAMS / "ends/with_green_contexts.py"))
 def test_a_green_context_ends(what):
     print(run_program("ends/with_green_contexts.py", what))
 

@@ -5,8 +5,7 @@ import re
 
 import pytest
 from gpu_helpers import PROGRAMS, import_or_skip, run_program, run_python
-from processes import start_python
-from python.running import functions_of
+from processes import functions_of, start_python
 from waiting import PATIENCE
 
 
@@ -24,7 +23,7 @@ def compiles():
 CASES = [
     (program, what)
     for program in ("arrays", "pinned", "beside_cupy")
-    for what in functions_of(str(PROGRAMS / f"numba/{program}.py"))
+    for what in functions_of(PROGRAMS / f"numba/{program}.py")
 ]
 
 

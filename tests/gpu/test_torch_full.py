@@ -6,7 +6,7 @@ does, with the same numbers, is in tests/python/test_torch_allocator.py.
 
 import pytest
 from gpu_helpers import PROGRAMS, import_or_skip, run_loud_program, run_prepared_program, run_program
-from python.running import functions_of
+from processes import functions_of
 
 pytestmark = pytest.mark.device_memory(gib=3)
 
@@ -20,7 +20,7 @@ LOUD = {"limits": ["are_not_touched_by_workers"], "pinned": ["is_a_data_loaders_
 CASES = [
     pytest.param(program, what, marks=MARKS.get(what, ()))
     for program in ("memory_statistics", "history", "pools", "captured", "lifetimes", "pinned", "limits")
-    for what in functions_of(str(PROGRAMS / f"pytorch/{program}.py"), *LOUD.get(program, ()))
+    for what in functions_of(PROGRAMS / f"pytorch/{program}.py", *LOUD.get(program, ()))
 ]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 from gpu_helpers import PROGRAMS, import_or_skip, run_loud_program, run_prepared_program
-from python.running import functions_of
+from processes import functions_of
 
 pytestmark = pytest.mark.device_memory(gib=6)
 
@@ -17,7 +17,7 @@ def torch():
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("what", functions_of(str(PROGRAMS / "pytorch/sharing.py"), "go_to_another_device"))
+@pytest.mark.parametrize("what", functions_of(PROGRAMS / "pytorch/sharing.py", "go_to_another_device"))
 @pytest.mark.parametrize("receiver", ["enabled", "plain"])
 def test_shared_tensors(torch, what, receiver):
     run_prepared_program("pytorch/sharing.py", what, receiver, is_loud=True)

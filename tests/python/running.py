@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import gpupool
+import processes
 from processes import start_python, succeeded
 from programs.shared.fork_server import is_asked_for_functions
 
@@ -18,13 +19,8 @@ PLACES = ("VIRTUAL_ENV", "CONDA_PREFIX", "CUDA_HOME", "CUDA_PATH", "LD_LIBRARY_P
 
 
 def functions_of(name: str, *left_out: str) -> list[str]:
-    """Return what a program is run for: its functions that take no argument and that it does not call itself."""
-    module = ast.parse((PROGRAMS / name).read_text())
-    called = {node.id for node in ast.walk(module) if isinstance(node, ast.Name)}
-    functions = [node for node in module.body if isinstance(node, ast.FunctionDef) and not ast.unparse(node.args)]
-    names = [node.name for node in functions if node.name not in called]
-    assert set(left_out) <= set(names), f"{name} has no {set(left_out) - set(names)}"
-    return [function for function in names if function not in left_out]
+    """Return what a program is run for, as `processes.functions_of` does."""
+    return processes.functions_of(PROGRAMS / name, *left_out)
 
 
 def cases_of(name: str) -> list[str]:
