@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ptr;
 
 use crate::common::c_pools::{Address, INVALID_VALUE, create, failed, for_graphs, free, options, succeeded, ticket};
-use crate::common::memory::{MIB, PAGE, Random, assert_all_back};
+use crate::common::memory::{MIB, PAGE, Random};
 use crate::common::stream;
 use gpupool::Stream;
 use gpupool::c_api::C_API;
@@ -20,7 +20,7 @@ fn allocate_at(address: Address, bytes: u64, stream: &Stream) -> i32 {
 
 #[test]
 fn what_a_graphs_pool_has_had_is_allocated_again_where_it_was_in_any_order() {
-    host!();
+    memory!();
     let (stream, pool, mut random) = (stream(0), for_graphs(), Random(7));
     let mut had: Vec<(Address, u64)> = Vec::new();
     for _ in 0..200 {
@@ -51,12 +51,11 @@ fn what_a_graphs_pool_has_had_is_allocated_again_where_it_was_in_any_order() {
     had.iter().for_each(|(address, _)| free(*address));
     // SAFETY: it is the only use.
     succeeded(unsafe { (C_API.pool_release)(pool.0) });
-    assert_all_back();
 }
 
 #[test]
 fn a_block_is_placed_in_the_middle_of_what_is_free() {
-    host!();
+    memory!();
     let (stream, pool) = (stream(0), create(options()));
     let whole = pool.try_allocate(8 * MIB, ticket(), &stream).unwrap();
     free(whole);
@@ -74,12 +73,11 @@ fn a_block_is_placed_in_the_middle_of_what_is_free() {
     free(at(2 * MIB));
     // SAFETY: it is the only use.
     succeeded(unsafe { (C_API.pool_release)(pool.0) });
-    assert_all_back();
 }
 
 #[test]
 fn a_small_block_without_a_slab_is_placed_where_it_was() {
-    host!(1, PAGE);
+    memory!(1, PAGE);
     let (stream, pool) = (stream(0), create(options()));
     // Beside it there is no room for a slab of 16 blocks.
     let large = pool.try_allocate(PAGE - (100 << 10), ticket(), &stream).unwrap();
@@ -96,12 +94,11 @@ fn a_small_block_without_a_slab_is_placed_where_it_was() {
     free(large);
     // SAFETY: it is the only use.
     succeeded(unsafe { (C_API.pool_release)(pool.0) });
-    assert_all_back();
 }
 
 #[test]
 fn what_cannot_be_is_refused() {
-    host!();
+    memory!();
     let (stream, other) = (stream(0), Stream::new(crate::common::device(0)).unwrap());
     let pool = create(options());
     let block = pool.try_allocate(4 * MIB, ticket(), &stream).unwrap();
@@ -122,5 +119,4 @@ fn what_cannot_be_is_refused() {
     failed(allocate_at(block, 4 * MIB, &stream), INVALID_VALUE, &[&format!("{:#x}", block.0)]);
     // SAFETY: it is the only use.
     succeeded(unsafe { (C_API.pool_release)(pool.0) });
-    assert_all_back();
 }

@@ -65,7 +65,7 @@ fn assert_failed(status: c_int, expected: c_int, words: &[&str]) {
 
 #[test]
 fn blocks_are_allocated_found_and_freed() {
-    host!();
+    memory!();
     let stream = stream(0);
     for bytes in SIZES {
         let pointer = allocate(bytes, &stream).unwrap();
@@ -89,14 +89,14 @@ fn blocks_are_allocated_found_and_freed() {
 
 #[test]
 fn no_bytes_are_a_null_pointer_which_can_be_freed() {
-    host!();
+    memory!();
     assert_eq!(allocate(0, &stream(0)), Ok(ptr::null_mut()));
     assert_eq!(deallocate(ptr::null()), 0);
 }
 
 #[test]
 fn wrong_calls_are_refused_with_a_reason() {
-    host!();
+    memory!();
     let stream = stream(0);
     let foreign = ptr::without_provenance::<c_void>(0x1234_5000);
     assert_eq!(owns(foreign), 0);
@@ -138,7 +138,7 @@ fn wrong_calls_are_refused_with_a_reason() {
 
 #[test]
 fn an_older_program_gets_what_its_structs_have_room_for() {
-    host!();
+    memory!();
     let pointer = allocate(MIB, &stream(0)).unwrap();
     // SAFETY: numbers and pointers, all of which may be zero.
     let mut block = Block { size: 24, requested: 77, ..unsafe { std::mem::zeroed() } };
@@ -150,7 +150,7 @@ fn an_older_program_gets_what_its_structs_have_room_for() {
 
 #[test]
 fn a_thread_is_told_of_its_own_failures_alone() {
-    host!();
+    memory!();
     assert_failed(deallocate(ptr::without_provenance(0x1000)), INVALID_VALUE, &["0x1000"]);
     assert!(on_thread(last_error).contains("no call of this thread has failed"));
     assert_eq!(deallocate(ptr::null()), 0);
@@ -159,7 +159,7 @@ fn a_thread_is_told_of_its_own_failures_alone() {
 
 #[test]
 fn a_recorded_stream_keeps_a_freed_block_back() {
-    host!();
+    memory!();
     let (own, other) = (stream(0), stream(0));
     let pointer = allocate(4 * MIB, &own).unwrap();
     // SAFETY: the stream is alive and of the device.
@@ -170,12 +170,11 @@ fn a_recorded_stream_keeps_a_freed_block_back() {
     assert_ne!(second, pointer);
     complete_all().unwrap();
     assert_eq!(deallocate(second), 0);
-    empty_cache().unwrap();
 }
 
 #[test]
 fn a_shared_block_that_no_process_attached_is_free_at_once() {
-    host!();
+    memory!();
     let pointer = allocate(MIB, &stream(0)).unwrap();
     let (mut token, mut bytes, mut offset) = ([0_u8; 108], 108, 0);
     let place = token.as_mut_ptr().cast();
@@ -187,7 +186,7 @@ fn a_shared_block_that_no_process_attached_is_free_at_once() {
 
 #[test]
 fn a_block_that_is_freed_on_a_stream_waits_for_that_one() {
-    host!();
+    memory!();
     let (own, other) = (stream(0), stream(0));
     // SAFETY: the stream is alive and of the device; what is no block is refused.
     let free_on = |pointer, stream: &Stream| unsafe { (C_API.deallocate_on)(pointer, 0, stream.raw().as_ptr()) };
@@ -210,7 +209,7 @@ fn a_block_that_is_freed_on_a_stream_waits_for_that_one() {
 
 #[test]
 fn memory_for_code_that_names_no_stream_is_idle_and_waits_for_all_work_when_it_is_freed() {
-    host!();
+    memory!();
     let (pool, user) = (create(options()), stream(0));
     let allocate = |pool: *const PoolHandle, device, bytes| {
         let mut pointer = ptr::dangling_mut();
@@ -242,7 +241,6 @@ fn memory_for_code_that_names_no_stream_is_idle_and_waits_for_all_work_when_it_i
     assert_failed(free((&raw const OTHERS).cast_mut().cast()), INVALID_VALUE, &["0x"]);
     // SAFETY: it is the only use.
     assert_eq!(unsafe { (C_API.pool_release)(pool.0) }, 0);
-    empty_cache().unwrap();
 }
 
 /// Memory that is not gpupool's.
@@ -250,7 +248,7 @@ static OTHERS: u64 = 0;
 
 #[test]
 fn a_stream_is_waited_for() {
-    host!();
+    memory!();
     let stream = stream(0);
     // SAFETY: the stream is alive and of the device.
     let synchronize = |device| unsafe { (C_API.synchronize)(device, stream.raw().as_ptr()) };
@@ -286,7 +284,7 @@ fn is_spared(captured: &Stream) -> bool {
 
 #[test]
 fn captures_that_are_expected_or_known_of_are_not_spoilt() {
-    host!();
+    memory!();
     // SAFETY: both take any ordinal.
     let expect = |ordinal| unsafe { (C_API.expect_captures)(ordinal) };
     // SAFETY: the same.
@@ -310,7 +308,7 @@ fn captures_that_are_expected_or_known_of_are_not_spoilt() {
 
 #[test]
 fn limits_caches_and_the_largest_block_are_those_of_the_device() {
-    host!();
+    memory!();
     let stream = stream(1);
     empty_cache().unwrap();
     // SAFETY: the places are good.
@@ -344,7 +342,7 @@ fn limits_caches_and_the_largest_block_are_those_of_the_device() {
 
 #[test]
 fn giving_back_waits_for_the_work_that_may_use_the_memory() {
-    host!();
+    memory!();
     let (stream, other) = (stream(0), stream(0));
     let (freed, recorded) = (allocate(8 * MIB, &stream).unwrap(), allocate(8 * MIB, &stream).unwrap());
     submit(&stream).unwrap();
@@ -358,12 +356,11 @@ fn giving_back_waits_for_the_work_that_may_use_the_memory() {
     // SAFETY: the place is one for a number.
     assert_eq!(unsafe { (C_API.empty_cache)(0, &raw mut bytes) }, 0);
     assert_eq!((bytes, memory_stats(device(0)).unwrap().total.reserved_bytes), (16 * MIB, 0));
-    complete_all().unwrap();
 }
 
 #[test]
 fn a_device_uses_the_memory_of_its_peer() {
-    host!();
+    memory!();
     let pointer = allocate(MIB, &stream(1)).unwrap();
     let other = stream(0);
     // SAFETY: the stream is alive and of the device.
@@ -373,8 +370,6 @@ fn a_device_uses_the_memory_of_its_peer() {
         assert_eq!((C_API.record_stream)(pointer, 0, other.raw().as_ptr()), 0);
     }
     assert_eq!(deallocate(pointer), 0);
-    complete_all().unwrap();
-    empty_cache().unwrap();
 }
 
 unsafe extern "C" fn free_nothing(_context: *mut c_void, _device: c_int, _bytes: u64) -> c_int {
@@ -392,7 +387,7 @@ unsafe extern "C" fn free_block(context: *mut c_void, device: c_int, bytes: u64)
 
 #[test]
 fn callbacks_are_asked_before_a_request_fails() {
-    host!();
+    memory!();
     let stream = stream(0);
     empty_cache().unwrap();
     let mut held = allocate(MEMORY * 3 / 4, &stream).unwrap();
@@ -408,7 +403,6 @@ fn callbacks_are_asked_before_a_request_fails() {
         assert_eq!((C_API.remove_oom_callback)(Some(free_nothing), ptr::null_mut()), 0);
         assert_failed((C_API.remove_oom_callback)(Some(free_block), context), INVALID_VALUE, &["no such callback"]);
     }
-    empty_cache().unwrap();
 }
 
 /// What the destructor of a key was told.
@@ -422,7 +416,7 @@ unsafe extern "C" fn fail_at_the_end(_value: *mut c_void) {
 
 #[test]
 fn an_error_is_told_to_the_very_end_of_a_thread() {
-    host!();
+    memory!();
     let mut key = 0;
     // SAFETY: the key is a valid place for one, and the destructor takes any value.
     assert_eq!(unsafe { libc::pthread_key_create(&raw mut key, Some(fail_at_the_end)) }, 0);

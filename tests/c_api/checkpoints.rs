@@ -64,7 +64,7 @@ fn allocate_all(pool: CPool, stream: &Stream) -> Live {
 
 #[test]
 fn exactly_what_was_live_is_live_again_at_the_same_addresses() {
-    host!();
+    memory!();
     let (stream, pool) = (stream(0), for_graphs());
     let empty = pool.checkpoint();
     let first = allocate_all(pool, &stream);
@@ -97,12 +97,11 @@ fn exactly_what_was_live_is_live_again_at_the_same_addresses() {
     }
     assert_live(pool.id(), &Live::new());
     pool.release();
-    assert_all_back();
 }
 
 #[test]
 fn what_is_free_beside_restored_blocks_serves_requests() {
-    host!();
+    memory!();
     let (stream, pool) = (stream(0), for_graphs());
     let live: Live = [700, 100 << 10].into_iter().map(|bytes| (pool.allocate(bytes, &stream), bytes)).collect();
     let checkpoint = pool.checkpoint();
@@ -114,12 +113,11 @@ fn what_is_free_beside_restored_blocks_serves_requests() {
     assert_eq!(memory_stats(device(0)).unwrap().total.reserved_bytes, reserved, "no memory is needed");
     live.keys().copied().chain([beside, after]).for_each(free);
     pool.release();
-    assert_all_back();
 }
 
 #[test]
 fn what_is_restored_counts_as_allocated_and_what_is_dropped_as_freed() {
-    host!();
+    memory!();
     let (stream, pool) = (stream(0), for_graphs());
     let kept = [pool.allocate(700, &stream), pool.allocate(MIB, &stream)];
     let checkpoint = pool.checkpoint();
@@ -151,7 +149,6 @@ fn what_is_restored_counts_as_allocated_and_what_is_dropped_as_freed() {
     assert_eq!(blocks(MemoryAction::Alloc), come);
     kept.into_iter().for_each(free);
     pool.release();
-    assert_all_back();
 }
 
 /// What the observer and the functions below were told, in order.
@@ -197,7 +194,7 @@ unsafe extern "C" fn hear_allocated(context: *mut c_void, pointer: *mut c_void, 
 
 #[test]
 fn what_restoring_does_is_told_with_no_lock_held() {
-    host!();
+    memory!();
     let (own, pool) = (stream(0), for_graphs());
     let kept = pool.allocate(MIB, &own);
     let checkpoint = pool.checkpoint();
@@ -221,13 +218,11 @@ fn what_restoring_does_is_told_with_no_lock_held() {
     assert_eq!(*heard.live.lock().unwrap(), expected.map(|(what, address)| (what, address.0)).collect::<Vec<_>>());
     free(kept);
     pool.release();
-    drop(heard);
-    assert_all_back();
 }
 
 #[test]
 fn blocks_of_all_streams_and_threads_are_restored() {
-    host!();
+    memory!();
     let (streams, pool) = ([stream(0), stream(0)], for_graphs());
     let other = Worker::start();
     let mut live = Live::new();
@@ -246,12 +241,11 @@ fn blocks_of_all_streams_and_threads_are_restored() {
     live.keys().copied().for_each(free);
     drop(checkpoint);
     pool.release();
-    assert_all_back();
 }
 
 #[test]
 fn a_pool_whose_segments_serve_one_block_each_is_restored() {
-    host!();
+    memory!();
     let stream = stream(0);
     let pool = create(PoolOptions { for_graphs: 1, no_split: 1, ..options() });
     let live: Live = [700, MIB, 5 * MIB].into_iter().map(|bytes| (pool.allocate(bytes, &stream), bytes)).collect();
@@ -262,12 +256,11 @@ fn a_pool_whose_segments_serve_one_block_each_is_restored() {
     assert_live(pool.id(), &live);
     live.keys().copied().for_each(free);
     pool.release();
-    assert_all_back();
 }
 
 #[test]
 fn other_pools_have_no_checkpoints_and_a_checkpoint_is_one_pool_s() {
-    host!();
+    memory!();
     let (stream, pool, other, user) = (stream(0), for_graphs(), for_graphs(), create(options()));
     let live: Live = [(pool.allocate(MIB, &stream), MIB)].into();
     let checkpoint = pool.checkpoint();
@@ -284,12 +277,11 @@ fn other_pools_have_no_checkpoints_and_a_checkpoint_is_one_pool_s() {
     live.keys().copied().for_each(free);
     [pool, other, user].into_iter().for_each(CPool::release);
     refused(pool.try_restore(&checkpoint), &["is not a pool"]);
-    assert_all_back();
 }
 
 #[test]
 fn what_other_streams_did_with_blocks_is_waited_for() {
-    host!();
+    memory!();
     let (own, other, pool) = (stream(0), stream(0), for_graphs());
     let kept = pool.allocate(MIB, &own);
     let checkpoint = pool.checkpoint();
@@ -318,12 +310,11 @@ fn what_other_streams_did_with_blocks_is_waited_for() {
     assert_eq!(pool.restore(&again).allocated, [(kept, MIB)]);
     free(kept);
     pool.release();
-    assert_all_back();
 }
 
 #[test]
 fn a_stream_that_uses_a_block_uses_it_still_after_it_was_restored() {
-    host!();
+    memory!();
     let (own, other, pool) = (stream(0), stream(0), for_graphs());
     let kept = pool.allocate(MIB, &own);
     let checkpoint = pool.checkpoint();
@@ -340,12 +331,11 @@ fn a_stream_that_uses_a_block_uses_it_still_after_it_was_restored() {
     assert_eq!(pool.allocate(MIB, &own), kept, "nothing is left of the use");
     free(kept);
     pool.release();
-    assert_all_back();
 }
 
 #[test]
 fn nothing_changes_while_a_block_waits_for_a_stream_that_is_captured() {
-    host!();
+    memory!();
     let (own, captured, pool) = (stream(0), stream(0), for_graphs());
     let kept = pool.allocate(MIB, &own);
     let checkpoint = pool.checkpoint();
@@ -363,12 +353,11 @@ fn nothing_changes_while_a_block_waits_for_a_stream_that_is_captured() {
     assert_eq!(pool.restore(&checkpoint).allocated, [(kept, MIB)]);
     free(kept);
     pool.release();
-    assert_all_back();
 }
 
 #[test]
 fn nothing_changes_where_the_driver_refuses() {
-    host!();
+    memory!();
     let (own, other, pool) = (stream(0), stream(0), for_graphs());
     let kept = pool.allocate(MIB, &own);
     let checkpoint = pool.checkpoint();
@@ -395,7 +384,6 @@ fn nothing_changes_where_the_driver_refuses() {
     }
     free(kept);
     pool.release();
-    assert_all_back();
 }
 
 /// A checkpoint on its way to another thread.
@@ -598,12 +586,12 @@ fn check_all(longest: usize, has_faults: bool) {
 
 #[test]
 fn any_program_finds_again_what_was_live() {
-    host!();
+    memory!();
     check_all(120, false);
 }
 
 #[test]
 fn whatever_the_driver_refuses_a_checkpoint_is_restored_whole_or_not_at_all() {
-    host!();
+    memory!();
     check_all(100, true);
 }

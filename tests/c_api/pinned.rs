@@ -38,7 +38,7 @@ fn times() -> [Durations; 2] {
 
 #[test]
 fn what_comes_and_what_goes_is_timed_piece_by_piece() {
-    host!();
+    memory!();
     let before = times();
     // Pages, and a segment.
     let blocks = [3 * MIB, 300 * MIB].map(allocate);

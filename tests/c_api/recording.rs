@@ -132,7 +132,7 @@ fn stacks() -> BTreeSet<u32> {
 /// PyTorch's tests add up the segments of each kind, and compare.
 #[test]
 fn what_statistics_say_of_small_and_large_blocks_is_the_sum_of_such_segments() {
-    host!();
+    memory!();
     empty_cache().unwrap();
     // As many streams as share pages, and some with pages of their own.
     let streams: Vec<_> = (0..20).map(|_| stream(0)).collect();
@@ -168,13 +168,11 @@ fn what_statistics_say_of_small_and_large_blocks_is_the_sum_of_such_segments() {
     };
     assert_eq!([of_kind(1), of_kind(2)], sums);
     kept.into_iter().for_each(|block| deallocate(block, None).unwrap());
-    complete_all().unwrap();
-    empty_cache().unwrap();
 }
 
 #[test]
 fn a_snapshot_has_each_segment_and_block_by_address() {
-    host!();
+    memory!();
     empty_cache().unwrap();
     let (own, other) = (stream(0), stream(0));
     let pool = MemPool::builder().device(device(0)).build().unwrap();
@@ -224,12 +222,11 @@ fn a_snapshot_has_each_segment_and_block_by_address() {
     assert!(snapshot(1, None).segments.iter().all(|(segment, _)| segment.device == 1));
     complete_all().unwrap();
     [small, large, private, elsewhere].into_iter().for_each(|address| deallocate(address, None).unwrap());
-    empty_cache().unwrap();
 }
 
 #[test]
 fn a_recording_names_the_stacks_that_the_program_takes() {
-    host!();
+    memory!();
     let (_ending, stream) = (Ending, stream(0));
     let before = allocate(3 * MIB, &stream).unwrap();
     assert_eq!(record(Some(recording())), 0);
@@ -272,7 +269,7 @@ unsafe extern "C" fn see_nothing(_context: *mut c_void, _event: *const Event) {}
 
 #[test]
 fn a_block_where_another_was_has_not_its_stack_once_a_recording_has_ended() {
-    host!();
+    memory!();
     let (_ending, stream) = (Ending, stream(0));
     assert_eq!(record(Some(recording())), 0);
     let [small, large, kept] = [1000, 3 * MIB, 2000].map(|bytes| under(OURS | 1, || allocate(bytes, &stream).unwrap()));
@@ -307,7 +304,7 @@ fn a_block_where_another_was_has_not_its_stack_once_a_recording_has_ended() {
 
 #[test]
 fn what_restoring_a_checkpoint_drops_keeps_no_stack_of_an_ended_recording() {
-    host!();
+    memory!();
     let (_ending, stream, pool) = (Ending, stream(0), for_graphs());
     let checkpoint = pool.checkpoint();
     assert_eq!(record(Some(recording())), 0);
@@ -327,7 +324,7 @@ fn what_takes_stacks_may_allocate() {
         deallocate(allocate(1000, &stream).unwrap(), None).unwrap();
         OURS | 4
     }
-    host!();
+    memory!();
     let (_ending, stream) = (Ending, stream(0));
     assert_eq!(record(Some(Recording { take_stack: Some(allocating), ..recording() })), 0);
     let block = allocate(1000, &stream).unwrap();
@@ -342,7 +339,7 @@ fn what_takes_stacks_may_allocate() {
 
 #[test]
 fn a_recording_leaves_out_what_it_is_told_to() {
-    host!();
+    memory!();
     let (_ending, stream) = (Ending, stream(0));
     let skipped = 1 << MemoryAction::FreeRequested as u32;
     assert_eq!(record(Some(Recording { skipped_actions: skipped, free_stacks: 0, alloc_stacks: 0, ..recording() })), 0);
@@ -361,7 +358,7 @@ fn a_recording_leaves_out_what_it_is_told_to() {
 
 #[test]
 fn stacks_of_others_are_not_taken_for_the_programs() {
-    host!();
+    memory!();
     let (_ending, stream) = (Ending, stream(0));
     assert_eq!(record(Some(recording())), 0);
     // Without the highest bit it is a number of Python's.
@@ -379,7 +376,7 @@ fn stacks_of_others_are_not_taken_for_the_programs() {
 
 #[test]
 fn wrong_calls_are_refused() {
-    host!();
+    memory!();
     let visitor = SnapshotVisitor { size: 0, context: ptr::null_mut(), segment: None, block: None, event: None };
     // SAFETY: what cannot be right is refused, and a visitor without functions is told nothing.
     unsafe {
@@ -500,7 +497,7 @@ fn assert_seen_what_there_is(seen: &Mutex<Seen>) {
 
 #[test]
 fn an_observer_is_told_of_everything_while_no_lock_is_held() {
-    host!();
+    memory!();
     complete_all().unwrap();
     empty_cache().unwrap();
     let (seen, _ending) = (Mutex::new(Seen::default()), Ending);
@@ -563,7 +560,7 @@ fn work(own: &Stream, other: &Stream) {
 
 #[test]
 fn what_the_driver_refuses_leaves_what_is_told_and_counted_right() {
-    host!();
+    memory!();
     complete_all().unwrap();
     empty_cache().unwrap();
     let (seen, _ending) = (Mutex::new(Seen::default()), Ending);
@@ -593,7 +590,7 @@ fn what_the_driver_refuses_leaves_what_is_told_and_counted_right() {
 
 #[test]
 fn what_was_there_before_an_observer_is_told_when_it_goes() {
-    host!();
+    memory!();
     let (stream, _ending) = (stream(0), Ending);
     let block = allocate(MIB, &stream).unwrap();
     let seen = Mutex::new(Seen::default());
@@ -607,7 +604,7 @@ fn what_was_there_before_an_observer_is_told_when_it_goes() {
 
 #[test]
 fn threads_are_observed_in_the_order_of_what_happens_at_each_address() {
-    host!();
+    memory!();
     complete_all().unwrap();
     empty_cache().unwrap();
     let (seen, _ending) = (Mutex::new(Seen::default()), Ending);

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::{ptr, thread};
 
 use crate::common::c_pools::{CPool, INVALID_VALUE, create, failed, options, succeeded};
-use crate::common::memory::{MIB, assert_all_back};
+use crate::common::memory::MIB;
 use crate::common::stream;
 use gpupool::c_api::C_API;
 use gpupool::memory::pool_use_count;
@@ -29,7 +29,7 @@ fn pool_of_a_request(stream: &Stream) -> PoolId {
 
 #[test]
 fn the_innermost_scope_of_the_thread_says_where_requests_go() {
-    host!();
+    memory!();
     let (stream, elsewhere) = (stream(0), stream(1));
     let (outer, inner) = (create(options()), create(options()));
     let first = enter(outer);
@@ -50,12 +50,11 @@ fn the_innermost_scope_of_the_thread_says_where_requests_go() {
     assert_eq!(pool_of_a_request(&stream), PoolId::NONE);
     outer.release();
     inner.release();
-    assert_all_back();
 }
 
 #[test]
 fn a_scope_keeps_its_pool_and_ends_with_its_thread() {
-    host!();
+    memory!();
     let stream = stream(0);
     let pool = create(options());
     let id = pool.id();
@@ -70,12 +69,11 @@ fn a_scope_keeps_its_pool_and_ends_with_its_thread() {
         thread.join().expect("the thread does not panic");
     });
     assert_eq!(uses(), None);
-    assert_all_back();
 }
 
 #[test]
 fn what_is_no_scope_or_no_pool_is_refused() {
-    host!();
+    memory!();
     let pool = create(options());
     let scope = enter(pool);
     thread::scope(|threads| {

@@ -106,7 +106,7 @@ fn assert_consistent(stats: &DeviceStats) {
 
 #[test]
 fn small_and_large_blocks_are_counted_apart_as_they_come_and_go() {
-    host!();
+    memory!();
     let (before, stream) = (begin(), stream(0));
     let (small, large) = (allocate(1000, &stream), allocate(5 * MIB, &stream));
     deallocate(small);
@@ -135,7 +135,7 @@ fn small_and_large_blocks_are_counted_apart_as_they_come_and_go() {
 
 #[test]
 fn what_waits_for_a_stream_is_active_and_allocated_no_more() {
-    host!();
+    memory!();
     let before = begin();
     let (own, other) = (stream(0), stream(0));
     for bytes in [1000, 4 * MIB] {
@@ -164,7 +164,7 @@ fn what_waits_for_a_stream_is_active_and_allocated_no_more() {
 
 #[test]
 fn the_drivers_pieces_are_counted_as_they_come_and_go() {
-    host!();
+    memory!();
     let (before, stream) = (begin(), stream(0));
     let pointers = [1000, 40 * MIB].map(|bytes| allocate(bytes, &stream));
     let now = stats(0);
@@ -186,7 +186,7 @@ fn the_drivers_pieces_are_counted_as_they_come_and_go() {
 
 #[test]
 fn memory_from_the_drivers_plain_allocation_is_a_piece_too() {
-    host!();
+    memory!();
     let (before, stream) = (begin(), stream(0));
     let pool = MemPool::builder().segments(true).build().unwrap();
     let pointer = {
@@ -207,7 +207,7 @@ fn memory_from_the_drivers_plain_allocation_is_a_piece_too() {
 
 #[test]
 fn what_is_free_beside_live_blocks_is_found() {
-    host!();
+    memory!();
     let (_, stream) = (begin(), stream(0));
     // Other tests may have had more.
     // SAFETY: it takes an ordinal.
@@ -227,7 +227,7 @@ fn what_is_free_beside_live_blocks_is_found() {
 
 #[test]
 fn retries_and_failures_are_counted() {
-    host!();
+    memory!();
     let (before, stream) = (begin(), stream(0));
     let held = allocate(MEMORY / 4, &stream);
     inject(Fault { call: Call::ExtentCreate, kind: StatusKind::OutOfMemory, after: 0, times: 1000 });
@@ -252,7 +252,7 @@ fn retries_and_failures_are_counted() {
 
 #[test]
 fn many_threads_and_streams_add_up() {
-    host!();
+    memory!();
     let before = begin();
     let (threads, rounds) = (4, 200);
     let barrier = Barrier::new(threads);
@@ -281,7 +281,7 @@ fn many_threads_and_streams_add_up() {
 
 #[test]
 fn wrong_devices_and_structs_are_refused() {
-    host!();
+    memory!();
     let mut stats = DeviceStats::default();
     // SAFETY: what cannot be right is refused.
     unsafe {

@@ -1,9 +1,13 @@
 //! What the tests of memory share.
 
+use std::thread;
+
 use gpupool::memory::memory_stats;
 use gpupool::runtime::host::complete_all;
 use gpupool::runtime::{self, BoundDevice};
-use gpupool::{DeviceBuffer, Error, ErrorKind, MemPool, Result, Stream, empty, empty_cache};
+use gpupool::{
+    DeviceBuffer, Error, ErrorKind, MemPool, Result, Stream, devices_in_use, empty, empty_cache, pinned_stats,
+};
 
 use super::device;
 
@@ -44,14 +48,29 @@ pub(crate) fn out_of_memory<T>(outcome: Result<T>) -> Error {
     error
 }
 
-/// Nothing is held on the first device, all work done, and everything goes back.
+/// Nothing is held, and once all work is done everything goes back.
 #[track_caller]
 pub(crate) fn assert_all_back() {
     complete_all().unwrap();
     empty_cache().unwrap();
-    let stats = memory_stats(device(0)).unwrap();
-    assert_eq!((stats.total.live_blocks, stats.total.reserved_bytes, stats.pools), (0, 0, 1), "{stats:?}");
-    assert_eq!(used(0), 0);
+    for device in devices_in_use().unwrap() {
+        let (stats, used) = (memory_stats(device).unwrap(), used(device.ordinal() as u32));
+        let held = (stats.total.live_blocks, stats.total.live_bytes, stats.total.requested_bytes);
+        assert_eq!((held, stats.total.waiting_blocks), ((0, 0, 0), 0), "{device}: {stats:?}");
+        assert_eq!((stats.total.reserved_bytes, stats.pools, used), (0, 1, 0), "{device}: {stats:?}");
+    }
+    assert_eq!(pinned_stats(None).unwrap().total.live_bytes, 0, "of pinned memory");
+}
+
+/// Checks at the end of a test that everything goes back.
+pub(crate) struct AllBack;
+
+impl Drop for AllBack {
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            assert_all_back();
+        }
+    }
 }
 
 /// Numbers that look random, the same in every run (xorshift).

@@ -26,6 +26,14 @@ macro_rules! host {
     };
 }
 
+/// The same for a test after which nobody holds memory: that all of it is back is checked once the test's own values are gone.
+macro_rules! memory {
+    ($($simulated:tt)*) => {
+        host!($($simulated)*);
+        let _all_back = $crate::common::memory::AllBack;
+    };
+}
+
 pub(crate) fn device(ordinal: u32) -> Device {
     Device::from_ordinal(ordinal)
 }

@@ -459,7 +459,7 @@ fn fail_each(cases: &[(Call, StatusKind)], times: u32) {
 
 #[test]
 fn the_program_does_what_it_is_to_fail_in() {
-    host!(DEVICES, MEMORY);
+    memory!(DEVICES, MEMORY);
     theirs();
     let before = memory_stats(DEVICE).unwrap();
     assert!(!run_with(None));
@@ -470,14 +470,14 @@ fn the_program_does_what_it_is_to_fail_in() {
 
 #[test]
 fn any_one_call_may_fail() {
-    host!(DEVICES, MEMORY);
+    memory!(DEVICES, MEMORY);
     theirs();
     fail_each(&CALLS.map(|call| (call, StatusKind::Other)), 1);
 }
 
 #[test]
 fn any_one_call_may_find_no_memory() {
-    host!(DEVICES, MEMORY);
+    memory!(DEVICES, MEMORY);
     theirs();
     let calls = [Call::EventRecord, Call::ExtentCreate, Call::MemoryMap, Call::MemorySetAccess, Call::MemoryUnmap];
     fail_each(&calls.map(|call| (call, StatusKind::OutOfMemory)), 1);
@@ -485,7 +485,7 @@ fn any_one_call_may_find_no_memory() {
 
 #[test]
 fn any_call_may_fail_from_some_time_on() {
-    host!(DEVICES, MEMORY);
+    memory!(DEVICES, MEMORY);
     theirs();
     let mut cases = CALLS.map(|call| (call, StatusKind::Other)).to_vec();
     cases.extend(
@@ -496,7 +496,7 @@ fn any_call_may_fail_from_some_time_on() {
 
 #[test]
 fn a_device_whose_first_use_failed_works_the_next_time() {
-    host!(DEVICES, MEMORY);
+    memory!(DEVICES, MEMORY);
     theirs();
     let mut fresh = (2..DEVICES).map(device);
     let calls = [
@@ -541,7 +541,7 @@ fn a_device_whose_first_use_failed_works_the_next_time() {
 /// The driver's plain allocations: a refused one takes nothing.
 #[test]
 fn segments_that_the_driver_refuses_take_nothing() {
-    host!(DEVICES, MEMORY);
+    memory!(DEVICES, MEMORY);
     theirs();
     let stream = Stream::new(DEVICE).unwrap();
     let pool = MemPool::builder().device(DEVICE).segments(true).build().unwrap();
@@ -564,7 +564,7 @@ fn segments_that_the_driver_refuses_take_nothing() {
 
 #[test]
 fn a_refusal_on_one_device_leaves_the_others_caches_to_be_emptied() {
-    host!(DEVICES, MEMORY);
+    memory!(DEVICES, MEMORY);
     theirs();
     let elsewhere = device(1);
     drop(empty(5 * MIB, &Stream::new(DEVICE).unwrap()).unwrap());
@@ -579,7 +579,7 @@ fn a_refusal_on_one_device_leaves_the_others_caches_to_be_emptied() {
 
 #[test]
 fn memory_that_the_driver_did_not_take_back_is_given_back_later() {
-    host!(DEVICES, MEMORY);
+    memory!(DEVICES, MEMORY);
     theirs();
     let (stream, before) = (Stream::new(DEVICE).unwrap(), used(0));
     for call in [Call::MemoryFree, Call::Bind, Call::ExchangeCaptureMode] {
@@ -613,7 +613,7 @@ unsafe impl SegmentSource for KeepsAll {
 
 #[test]
 fn what_another_pools_allocator_refuses_ends_no_request() {
-    host!(DEVICES, MEMORY);
+    memory!(DEVICES, MEMORY);
     theirs();
     let stream = Stream::new(DEVICE).unwrap();
     let other = MemPool::builder().device(DEVICE).allocator(Arc::new(KeepsAll)).build().unwrap();
@@ -622,10 +622,8 @@ fn what_another_pools_allocator_refuses_ends_no_request() {
     drop(scope);
     let held = Arc::new(Mutex::new(Some(empty(80 * MIB, &stream).unwrap())));
     let given_up = Arc::clone(&held);
-    let callback = gpupool::on_oom(move |_, _| given_up.lock().unwrap().take().is_some());
+    let _callback = gpupool::on_oom(move |_, _| given_up.lock().unwrap().take().is_some());
     // The last step of all serves it.
-    let served = empty(60 * MIB, &stream).unwrap();
+    let _served = empty(60 * MIB, &stream).unwrap();
     assert!(held.lock().unwrap().is_none());
-    drop((served, callback, other));
-    empty_cache().unwrap();
 }

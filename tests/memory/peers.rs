@@ -52,35 +52,31 @@ fn reaches_from(block: &DeviceBuffer, peer: u32) -> bool {
 
 #[test]
 fn pages_that_are_being_added_are_the_peers_too() {
-    host!();
+    memory!();
     let own = stream(0);
     // They are mapped, and in no cache yet.
     let beside = Beside::enable(Call::MemorySetAccess);
     let block = empty(5 * MIB, &own).unwrap();
     beside.join();
     assert!(reaches(&block));
-    drop(block);
-    assert_all_back();
 }
 
 #[test]
 fn pages_on_their_way_to_another_stream_are_the_peers_too() {
-    host!();
+    memory!();
     let (own, other) = (stream(0), stream(0));
     drop(empty(8 * MIB, &own).unwrap());
     // They are taken from the one stream's cache, and not in the other's yet.
     before_call(Call::EventRecord, 0, enable);
     let block = empty(8 * MIB, &other).unwrap();
     assert!(reaches(&block) && reserved() == 8 * MIB);
-    drop(block);
-    assert_all_back();
 }
 
 /// Pages that move stand at two places until work at the first is done, and the driver gives other devices access by the
 /// first place as long as that is there.
 #[test]
 fn pages_that_have_moved_are_the_peers_too() {
-    host!();
+    memory!();
     let own = stream(0);
     let (first, kept) = (empty(40 * MIB, &own).unwrap(), empty(30 * MIB, &own).unwrap());
     drop(first);
@@ -94,13 +90,11 @@ fn pages_that_have_moved_are_the_peers_too() {
     drop(block);
     let again = empty(70 * MIB, &own).unwrap();
     assert!(reaches(&late) && reaches(&again));
-    drop((late, again, kept));
-    assert_all_back();
 }
 
 #[test]
 fn a_place_that_was_needed_to_open_a_moved_page_goes_also_where_the_driver_refuses_at_first() {
-    host!();
+    memory!();
     let own = stream(0);
     let (first, kept) = (empty(40 * MIB, &own).unwrap(), empty(30 * MIB, &own).unwrap());
     drop(first);
@@ -110,25 +104,21 @@ fn a_place_that_was_needed_to_open_a_moved_page_goes_also_where_the_driver_refus
     enable();
     assert_eq!(clear_faults(), 0);
     assert!(reaches(&block) && reaches(&kept));
-    drop((block, kept));
-    assert_all_back();
 }
 
 #[test]
 fn a_reserve_that_is_being_made_is_the_peers_too() {
-    host!();
+    memory!();
     let beside = Beside::enable(Call::MemorySetAccess);
     let pool = MemPool::builder().device(device(0)).reserve(300 * MIB).build().unwrap();
     beside.join();
     let block = empty_in(&pool, 300 * MIB, &stream(0)).unwrap();
     assert!(reaches(&block));
-    drop((block, pool));
-    assert_all_back();
 }
 
 #[test]
 fn a_pool_that_is_just_waking_is_the_peers_too() {
-    host!();
+    memory!();
     let pool = MemPool::builder().device(device(0)).build().unwrap();
     let block = empty_in(&pool, 90 * MIB, &stream(0)).unwrap();
     pool.sleep(Backup::Host).unwrap();
@@ -136,14 +126,12 @@ fn a_pool_that_is_just_waking_is_the_peers_too() {
     pool.wake().unwrap();
     beside.join();
     assert!(reaches(&block));
-    drop((block, pool));
-    assert_all_back();
 }
 
 /// The driver takes no memory of a pool that falls asleep: all of it is kept, mapped, and no cache hands it out.
 #[test]
 fn a_pool_that_is_half_asleep_is_the_peers_too() {
-    host!();
+    memory!();
     let pool = MemPool::builder().device(device(0)).build().unwrap();
     let block = empty_in(&pool, 90 * MIB, &stream(0)).unwrap();
     inject(Fault { call: Call::MemoryUnmap, kind: StatusKind::Other, after: 0, times: 1 });
@@ -151,13 +139,11 @@ fn a_pool_that_is_half_asleep_is_the_peers_too() {
     pool.sleep(Backup::Host).unwrap_err();
     assert_eq!(clear_faults(), 0);
     assert!(reaches(&block) && !pool.is_asleep());
-    drop((block, pool));
-    assert_all_back();
 }
 
 #[test]
 fn memory_that_goes_meanwhile_is_no_error() {
-    host!();
+    memory!();
     let mut blocks: Vec<_> = (0..3).map(|_| empty(40 * MIB, &stream(0)).unwrap()).collect();
     assert_eq!(reserved(), 120 * MIB);
     // In whichever order they are looked at, one of the last two is not the first.
@@ -169,13 +155,11 @@ fn memory_that_goes_meanwhile_is_no_error() {
     });
     enable();
     assert!(blocks.iter().all(reaches) && reserved() == 80 * MIB);
-    drop(blocks);
-    assert_all_back();
 }
 
 #[test]
 fn a_second_call_returns_once_the_first_has_given_access() {
-    host!();
+    memory!();
     let block = Arc::new(empty(40 * MIB, &stream(0)).unwrap());
     let (sender, seen) = channel();
     let shared = Arc::clone(&block);
@@ -191,13 +175,11 @@ fn a_second_call_returns_once_the_first_has_given_access() {
     });
     enable();
     assert!(seen.recv().unwrap() && reaches(&block));
-    drop(block);
-    assert_all_back();
 }
 
 #[test]
 fn a_call_beside_one_that_is_refused_does_all_of_it() {
-    host!();
+    memory!();
     let block = Arc::new(empty(40 * MIB, &stream(0)).unwrap());
     let (sender, seen) = channel();
     let shared = Arc::clone(&block);
@@ -216,13 +198,11 @@ fn a_call_beside_one_that_is_refused_does_all_of_it() {
     assert!(seen.recv().unwrap());
     enable();
     assert!(reaches(&block) && clear_faults() == 0);
-    drop(block);
-    assert_all_back();
 }
 
 #[test]
 fn what_was_refused_is_done_when_it_is_asked_for_again() {
-    host!();
+    memory!();
     let (own, other) = (stream(0), stream(0));
     let blocks = [empty(40 * MIB, &own).unwrap(), empty(40 * MIB, &other).unwrap()];
     for after in 0..2 {
@@ -239,8 +219,6 @@ fn what_was_refused_is_done_when_it_is_asked_for_again() {
     let late = empty(200 * MIB, &own).unwrap();
     assert!(blocks.iter().chain([&late]).all(reaches));
     blocks[0].record_stream(&stream(1)).unwrap();
-    drop((blocks, late));
-    assert_all_back();
 }
 
 /// Enabled so often beside threads that allocate, free, grow, sleep and wake.
@@ -290,7 +268,7 @@ fn work(number: u64, enabled: &AtomicU32, checked: &AtomicU64) {
 
 #[test]
 fn peers_reach_every_block_of_threads_that_allocate_grow_sleep_and_wake() {
-    host!(TIMES + 1, 16 << 30);
+    memory!(TIMES + 1, 16 << 30);
     let (enabled, checked) = (AtomicU32::new(0), AtomicU64::new(0));
     thread::scope(|scope| {
         for number in 0..8 {

@@ -125,7 +125,7 @@ impl Undone {
 
 #[test]
 fn a_block_s_life_is_three_events_with_the_bytes_asked_for() {
-    host!();
+    memory!();
     let stream = stream(0);
     let _recorded = Recorded::start(Recording::new());
     let buffer = empty(100, &stream).unwrap();
@@ -152,7 +152,7 @@ fn a_block_s_life_is_three_events_with_the_bytes_asked_for() {
 
 #[test]
 fn a_block_that_another_stream_uses_is_free_when_that_is_done() {
-    host!();
+    memory!();
     let (own, other) = (stream(0), stream(0));
     let _recorded = Recorded::start(Recording::new());
     let buffer = empty(1 << 20, &own).unwrap();
@@ -177,7 +177,7 @@ fn a_block_that_another_stream_uses_is_free_when_that_is_done() {
 
 #[test]
 fn memory_of_before_is_known_when_it_is_freed() {
-    host!();
+    memory!();
     let stream = stream(0);
     let before = [empty(100, &stream).unwrap(), empty(3 << 20, &stream).unwrap()];
     let _recorded = Recorded::start(Recording::new());
@@ -190,14 +190,14 @@ fn memory_of_before_is_known_when_it_is_freed() {
 
 #[test]
 fn pages_that_move_leave_one_place_and_come_to_another() {
-    host!();
+    memory!();
     let stream = stream(0);
     let _recorded = Recorded::start(Recording::new());
     let buffers: Vec<_> = (0..8).map(|_| empty(2 << 20, &stream).unwrap()).collect();
     // Every second one stays, so that what is free is in pieces.
-    let kept: Vec<_> =
+    let _kept: Vec<_> =
         buffers.into_iter().enumerate().filter(|(place, _)| place % 2 == 0).map(|(_, kept)| kept).collect();
-    let large = empty(8 << 20, &stream).unwrap();
+    let _large = empty(8 << 20, &stream).unwrap();
     let snapshot = taken();
     assert!(actions(&snapshot.events).contains(&MemoryAction::SegmentUnmap), "the free pages were moved");
     let mapped: u64 = snapshot.segments.iter().map(|segment| segment.nbytes).sum();
@@ -206,12 +206,11 @@ fn pages_that_move_leave_one_place_and_come_to_another() {
     };
     assert_eq!(sum(MemoryAction::SegmentMap) - sum(MemoryAction::SegmentUnmap), mapped);
     assert!(Undone::all(&snapshot, 0).mapped.is_empty());
-    drop((kept, large));
 }
 
 #[test]
 fn a_segment_that_a_source_supplies_comes_and_goes() {
-    host!();
+    memory!();
     let stream = stream(0);
     let _recorded = Recorded::start(Recording::new());
     let pool = MemPool::builder().device(device(0)).segments(true).build().unwrap();
@@ -235,7 +234,7 @@ fn a_segment_that_a_source_supplies_comes_and_goes() {
 
 #[test]
 fn only_the_newest_events_are_kept_and_they_are_whole() {
-    host!();
+    memory!();
     let stream = stream(0);
     let _recorded = Recorded::start(Recording::new().max_entries(1000));
     let kept: Vec<_> = (0..50).map(|_| empty(512, &stream).unwrap()).collect();
@@ -253,7 +252,7 @@ fn only_the_newest_events_are_kept_and_they_are_whole() {
 
 #[test]
 fn what_is_left_out_is_not_written() {
-    host!();
+    memory!();
     let stream = stream(0);
     let skipped = [MemoryAction::FreeRequested, MemoryAction::SegmentMap, MemoryAction::Snapshot];
     let _recorded = Recorded::start(Recording::new().skip(skipped));
@@ -266,7 +265,7 @@ fn what_is_left_out_is_not_written() {
 
 #[test]
 fn a_second_start_changes_the_settings_and_keeps_the_events() {
-    host!();
+    memory!();
     let stream = stream(0);
     let _recorded = Recorded::start(Recording::new());
     let buffer = empty(100, &stream).unwrap();
@@ -285,7 +284,7 @@ fn a_second_start_changes_the_settings_and_keeps_the_events() {
 
 #[test]
 fn out_of_memory_is_written_before_callbacks_are_asked() {
-    host!();
+    memory!();
     let stream = stream(0);
     let _recorded = Recorded::start(Recording::new());
     let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
@@ -296,7 +295,7 @@ fn out_of_memory_is_written_before_callbacks_are_asked() {
             false
         })
     };
-    let held = empty(900 << 20, &stream).unwrap();
+    let _held = empty(900 << 20, &stream).unwrap();
     assert!(empty(500 << 20, &stream).is_err());
     drop(guard);
     let seen = seen.lock().unwrap();
@@ -308,7 +307,6 @@ fn out_of_memory_is_written_before_callbacks_are_asked() {
         oom.address
     );
     assert_eq!(actions(&taken().events).iter().filter(|&&action| action == MemoryAction::Oom).count(), 1);
-    drop(held);
 }
 
 /// What a thread of the stress holds.
@@ -319,7 +317,7 @@ enum Held {
 
 #[test]
 fn snapshots_taken_while_sixteen_threads_allocate_agree_with_their_events() {
-    host!();
+    memory!();
     let _recorded = Recorded::start(Recording::new().max_entries(20_000));
     let is_over = AtomicBool::new(false);
     /// Lets the threads end, also where a check fails.
@@ -398,7 +396,7 @@ fn snapshots_taken_while_sixteen_threads_allocate_agree_with_their_events() {
 
 #[test]
 fn events_of_threads_that_ended_stay() {
-    host!();
+    memory!();
     let _recorded = Recorded::start(Recording::new());
     for _ in 0..20 {
         on_thread(|| drop(empty(512, &crate::common::stream(0)).unwrap()));
@@ -417,7 +415,7 @@ fn of_handles(events: &[HandleEvent]) -> Vec<HandleAction> {
 
 #[test]
 fn handles_are_taken_and_go_back() {
-    host!();
+    memory!();
     let pool = <Simulated as gpupool::Pooled>::pool();
     pool.trim(None).unwrap();
     let _recorded = Recorded::start(Recording::new());

@@ -60,7 +60,7 @@ fn assert_consists_of(block: &DeviceBuffer, byte: u8, stream: &Stream) {
 
 #[test]
 fn a_block_that_serves_another_pool_keeps_its_pool_awake() {
-    host!(1, PAGE);
+    memory!(1, PAGE);
     let own = stream(0);
     let (helper, kept) = helper(&own);
     let block = served(&helper, MIB / 2, &own);
@@ -76,9 +76,9 @@ fn a_block_that_serves_another_pool_keeps_its_pool_awake() {
 
 #[test]
 fn blocks_of_every_size_on_every_stream_are_counted_where_they_lie() {
-    host!(1, PAGE);
+    memory!(1, PAGE);
     let (own, other) = (stream(0), stream(0));
-    let (helper, kept) = helper(&own);
+    let (helper, _kept) = helper(&own);
     let sizes = [300, 64 << 10, 100_000, MIB / 2];
     let blocks: Vec<_> = sizes.iter().flat_map(|&bytes| [&own, &other].map(|on| (bytes, on))).collect();
     for (bytes, on) in blocks {
@@ -97,13 +97,11 @@ fn blocks_of_every_size_on_every_stream_are_counted_where_they_lie() {
         assert_eq!((helper.sleep(Backup::Host).unwrap(), helper.wake().unwrap()), (PAGE, PAGE));
         assert_eq!(helper.stats().unwrap().live_blocks, 1);
     }
-    drop((kept, helper));
-    assert_all_back();
 }
 
 #[test]
 fn a_private_pools_block_is_as_much_anothers() {
-    host!(1, PAGE);
+    memory!(1, PAGE);
     let own = stream(0);
     let (helper, kept) = helper(&own);
     let asker = MemPool::builder().device(device(0)).build().unwrap();
@@ -119,9 +117,9 @@ fn a_private_pools_block_is_as_much_anothers() {
 
 #[test]
 fn however_it_is_freed_the_pool_may_sleep_then() {
-    host!(1, PAGE);
+    memory!(1, PAGE);
     let (own, other) = (stream(0), stream(0));
-    let (helper, kept) = helper(&own);
+    let (helper, _kept) = helper(&own);
     let frees: [fn(DeviceBuffer, &Stream); 6] = [
         |block, _| drop(block),
         // SAFETY: nothing else has the block.
@@ -152,13 +150,11 @@ fn however_it_is_freed_the_pool_may_sleep_then() {
             complete_all().unwrap();
         }
     }
-    drop((kept, helper));
-    assert_all_back();
 }
 
 #[test]
 fn a_pool_that_is_closed_sleeps_no_sooner() {
-    host!(1, PAGE);
+    memory!(1, PAGE);
     let own = stream(0);
     let (helper, kept) = helper(&own);
     let block = served(&helper, MIB / 2, &own);
@@ -171,26 +167,24 @@ fn a_pool_that_is_closed_sleeps_no_sooner() {
 
 #[test]
 fn a_reserve_that_serves_another_pool_stays_there() {
-    host!(1, 2 * PAGE);
+    memory!(1, 2 * PAGE);
     let own = stream(0);
     let helper = builder().reserve(PAGE).build().unwrap();
     drop(empty_in(&helper, PAGE, &own).unwrap());
-    let held = empty(PAGE, &own).unwrap();
+    let _held = empty(PAGE, &own).unwrap();
     let block = served(&helper, PAGE, &own);
     refused(helper.sleep(Backup::None));
     assert_usable(&block, &own);
     drop(block);
     assert_eq!(helper.sleep(Backup::None).unwrap(), PAGE);
-    drop((held, helper));
-    assert_all_back();
 }
 
 /// Who puts the whole device to sleep has asked for all that is on it.
 #[test]
 fn a_whole_device_sleeps_whoever_has_its_blocks() {
-    host!(1, PAGE);
+    memory!(1, PAGE);
     let own = stream(0);
-    let (helper, kept) = helper(&own);
+    let (helper, _kept) = helper(&own);
     let block = served(&helper, MIB / 2, &own);
     block.fill(3, &own).unwrap();
     assert_eq!(gpupool::sleep(device(0), Backup::Host).unwrap(), PAGE);
@@ -202,16 +196,14 @@ fn a_whole_device_sleeps_whoever_has_its_blocks() {
     assert_eq!(gpupool::wake(device(0)).unwrap(), PAGE);
     assert_consists_of(&block, 3, &own);
     refused(helper.sleep(Backup::Host));
-    drop((block, kept, helper));
-    assert_all_back();
 }
 
 /// A request that has taken a block and waits for the work of its stream so far.
 #[test]
 fn a_block_counts_from_when_it_is_taken() {
-    host!(1, PAGE);
+    memory!(1, PAGE);
     let (own, other) = (stream(0), stream(0));
-    let (helper, kept) = helper(&own);
+    let (helper, _kept) = helper(&own);
     let helper = Arc::new(helper);
     let met: Arc<Mutex<Option<std::result::Result<u64, Error>>>> = Arc::default();
     submit(&own).unwrap();
@@ -224,6 +216,4 @@ fn a_block_counts_from_when_it_is_taken() {
     assert_eq!(clear_before_call(), 0);
     refused(met.lock().unwrap().take().expect("an event was recorded"));
     assert_usable(&block, &other);
-    drop((block, kept, helper));
-    assert_all_back();
 }

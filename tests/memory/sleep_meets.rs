@@ -220,19 +220,18 @@ const CALLS: [Call; 9] = [
 
 #[test]
 fn a_pool_meets_other_threads_at_each_call_of_a_sleep_and_a_waking() {
-    host!();
+    memory!();
     for (number, call) in CALLS.into_iter().enumerate() {
         for (place, meeting) in MEETINGS.into_iter().enumerate() {
             // Half of them with a reserve.
             meet_at(call, meeting, (number + place) as u64 % 2 * 8 * MIB, None);
         }
     }
-    assert_all_back();
 }
 
 #[test]
 fn a_pool_meets_other_threads_at_each_call_of_a_sleep_that_is_refused() {
-    host!();
+    memory!();
     let refusals = [(Call::CopyToHost, 2), (Call::MemoryUnmap, 1), (Call::ExtentRelease, 1)];
     for (number, call) in CALLS.into_iter().enumerate() {
         for (place, meeting) in MEETINGS.into_iter().enumerate() {
@@ -242,7 +241,6 @@ fn a_pool_meets_other_threads_at_each_call_of_a_sleep_that_is_refused() {
             meet_at(call, meeting, 8 * MIB, Some(fault));
         }
     }
-    assert_all_back();
 }
 
 /// A pool in which a request is about to call the driver, and what the request asks for.
@@ -287,7 +285,7 @@ fn with_one_stream_too_few() -> Prepared {
 
 #[test]
 fn a_request_at_each_call_that_it_makes_finds_the_pool_awake_or_is_refused() {
-    host!();
+    memory!();
     for (number, prepare) in
         [plain, with_reserve, with_many_streams, with_empty_slabs, with_one_stream_too_few].into_iter().enumerate()
     {

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use crate::common::memory::{MIB, assert_all_back, empty_in};
+use crate::common::memory::{MIB, empty_in};
 use crate::common::{device, stream, turns, wait_until};
 use gpupool::runtime::host::{Call, before_call, begin_capture, end_capture};
 use gpupool::{
@@ -60,7 +60,7 @@ fn submit_beside_sleep(pool: &Arc<MemPool>, call: Call, submit: impl FnOnce() ->
 
 #[test]
 fn what_is_just_being_submitted_is_done_before_the_memory_goes() {
-    host!();
+    memory!();
     log::set_logger(&Waits).unwrap();
     log::set_max_level(log::LevelFilter::Debug);
     enable_peer_access(device(0), device(1)).unwrap();
@@ -96,13 +96,11 @@ fn what_is_just_being_submitted_is_done_before_the_memory_goes() {
         assert!(found == vec![number + 20; 3 << 20]);
         pool.wake().unwrap();
     }
-    drop((block, pool, pinned));
-    assert_all_back();
 }
 
 #[test]
 fn what_comes_once_the_pool_falls_asleep_is_refused() {
-    host!();
+    memory!();
     let own = stream(0);
     let pool = Arc::new(MemPool::builder().device(device(0)).build().unwrap());
     let block = Arc::new(empty_in(&pool, 3 * MIB, &own).unwrap());
@@ -128,13 +126,11 @@ fn what_comes_once_the_pool_falls_asleep_is_refused() {
     pool.wake().unwrap();
     assert_eq!(refused.load(Ordering::Relaxed), 7);
     assert_consists_of(&block, 5, &own);
-    drop((block, pool));
-    assert_all_back();
 }
 
 #[test]
 fn a_fill_that_a_capture_just_takes_has_the_pool_stay_awake() {
-    host!();
+    memory!();
     log::set_logger(&Waits).unwrap();
     log::set_max_level(log::LevelFilter::Debug);
     let (own, captured) = (stream(0), stream(0));
@@ -158,13 +154,11 @@ fn a_fill_that_a_capture_just_takes_has_the_pool_stay_awake() {
     block.fill(6, &captured).unwrap();
     end_capture(&captured).unwrap();
     assert_consists_of(&block, 5, &own);
-    drop((block, pool));
-    assert_all_back();
 }
 
 #[test]
 fn many_fills_beside_sleep_are_refused_or_kept() {
-    host!();
+    memory!();
     let pool = MemPool::builder().device(device(0)).build().unwrap();
     let is_over = AtomicBool::new(false);
     let (done, refused) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -217,6 +211,4 @@ fn many_fills_beside_sleep_are_refused_or_kept() {
             assert_consists_of(&block, last, &own);
         }
     });
-    drop(pool);
-    assert_all_back();
 }

@@ -109,7 +109,7 @@ fn train(threads: usize) -> PoolStats {
 
 #[test]
 fn forward_and_backward_passes_on_two_threads_need_no_more_memory_than_on_one() {
-    host!();
+    memory!();
     empty_cache().unwrap();
     let (one, two) = (train(1), train(2));
     assert_eq!(two.peak_reserved_bytes, one.peak_reserved_bytes, "{two:?}\n{one:?}");
@@ -155,7 +155,7 @@ fn take_turns(turns: &[Vec<Step>], threads: usize) -> PoolStats {
 
 #[test]
 fn programs_of_threads_that_take_turns_peak_as_if_they_had_one_thread() {
-    host!(1, 64 << 30);
+    memory!(1, 64 << 30);
     for seed in 0..20 {
         let (mut random, mut live) = (Random(seed), 0);
         let mut step = || {
@@ -175,7 +175,7 @@ fn programs_of_threads_that_take_turns_peak_as_if_they_had_one_thread() {
 
 #[test]
 fn what_one_thread_frees_serves_the_next_one_of_the_stream() {
-    host!();
+    memory!();
     let (pool, stream) = (pool(), stream(0));
     let workers = [Worker::new(&pool), Worker::new(&pool)];
     for bytes in [512, 5 * MIB, 40 * MIB] {
@@ -183,14 +183,12 @@ fn what_one_thread_frees_serves_the_next_one_of_the_stream() {
         assert_eq!(pair(&workers[1], bytes, &stream), first);
         assert_eq!(pair(&workers[0], bytes, &stream), first);
     }
-    drop((workers, pool));
-    assert_all_back();
 }
 
 #[test]
 fn a_large_request_moves_its_streams_own_pages() {
     const LARGE: u64 = 116 * MIB;
-    host!();
+    memory!();
     let pool = pool();
     let workers: Vec<_> = (0..4).map(|_| (Worker::new(&pool), stream(0))).collect();
     let on_each = |sizes: &'static [u64]| -> Vec<_> {
@@ -206,15 +204,14 @@ fn a_large_request_moves_its_streams_own_pages() {
         worker.run(|| drop(freed));
     }
     let reserved = pool.stats().unwrap().reserved_bytes;
-    let large = on_each(&[LARGE / MIB]);
+    let _large = on_each(&[LARGE / MIB]);
     let grown = pool.stats().unwrap().reserved_bytes - reserved;
     assert_eq!(grown, 4 * (LARGE - 96 * MIB), "{} MiB", grown / MIB);
-    drop((large, kept));
 }
 
 #[test]
 fn a_thread_allocates_from_what_another_one_left() {
-    host!();
+    memory!();
     let (pool, stream) = (pool(), stream(0));
     let of = stream.clone();
     let passed: Vec<_> = {
@@ -230,13 +227,11 @@ fn a_thread_allocates_from_what_another_one_left() {
     worker.run(move || drop(passed));
     worker.run(move || (0..1000).for_each(|_| drop(empty(48 * MIB, &stream).unwrap())));
     assert_eq!(counted(), before);
-    drop((worker, pool));
-    assert_all_back();
 }
 
 #[test]
 fn a_graph_takes_nothing_of_other_threads_and_leaves_them_nothing() {
-    host!();
+    memory!();
     let (pool, stream) = (Arc::new(pool()), stream(0));
     let workers = [Worker::new(&pool), Worker::new(&pool)];
     let plain = pair(&workers[0], 4 * MIB, &stream);
@@ -255,13 +250,11 @@ fn a_graph_takes_nothing_of_other_threads_and_leaves_them_nothing() {
     assert!(two.iter().all(|block| block.ptr() != captured));
     drop(two);
     memory.reset();
-    drop((workers, pool));
-    assert_all_back();
 }
 
 #[test]
 fn a_block_is_recorded_as_the_allocating_threads() {
-    host!();
+    memory!();
     let (pool, stream) = (pool(), stream(0));
     let workers = [Worker::new(&pool), Worker::new(&pool)];
     let addresses = workers.each_ref().map(|worker| pair(worker, 4 * MIB, &stream));
@@ -278,15 +271,13 @@ fn a_block_is_recorded_as_the_allocating_threads() {
     assert_eq!(allocated.len(), 2, "{events:?}");
     assert_ne!(allocated[0], allocated[1]);
     assert_eq!(allocated, freed);
-    drop((workers, pool));
-    assert_all_back();
 }
 
 /// A page that has moved is unmapped at its old place by whichever thread looks next, while others move it on. CUDA's driver
 /// bears only one of these calls at a time, and so does the simulated one.
 #[test]
 fn no_two_calls_of_the_driver_work_on_one_extent_at_once() {
-    host!();
+    memory!();
     let pass_on = |thread: u64| {
         let (streams, mut random) = ([(); 4].map(|()| stream(0)), Random(thread + 1));
         let mut held = VecDeque::new();
@@ -303,7 +294,6 @@ fn no_two_calls_of_the_driver_work_on_one_extent_at_once() {
         }
     };
     thread::scope(|scope| (0..16).for_each(|thread| drop(scope.spawn(move || pass_on(thread)))));
-    assert_all_back();
 }
 
 /// Before a thread creates an extent for the pool, another one takes what stands free, each time.
@@ -322,16 +312,13 @@ fn rob(pool: Weak<MemPool>, stream: Stream, taken: Arc<Mutex<Vec<DeviceBuffer>>>
 
 #[test]
 fn a_request_that_is_robbed_of_what_stands_beside_its_new_pages_comes_through() {
-    host!();
+    memory!();
     let (pool, stream) = (Arc::new(pool()), stream(0));
     let taken = Arc::default();
     // One MiB is free beside it, on which the next request counts.
-    let first = empty_in(&pool, 3 * MIB, &stream).unwrap();
+    let _first = empty_in(&pool, 3 * MIB, &stream).unwrap();
     rob(Arc::downgrade(&pool), stream.clone(), Arc::clone(&taken));
-    let second = empty_in(&pool, 5 * MIB / 2, &stream).unwrap();
+    let _second = empty_in(&pool, 5 * MIB / 2, &stream).unwrap();
     let taken = std::mem::take(&mut *taken.lock().unwrap());
     assert!((1..=2).contains(&taken.len()), "robbed {} times", taken.len());
-    drop((first, second, taken));
-    drop(pool);
-    assert_all_back();
 }

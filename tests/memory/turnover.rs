@@ -110,7 +110,7 @@ fn word(buffer: &DeviceBuffer) -> *mut u64 {
 
 #[test]
 fn pools_that_come_and_go_among_threads_lose_no_memory() {
-    host!();
+    memory!();
     let made = AtomicU32::new(0);
     for round in turns(1) {
         let pools = [(); POOLS].map(|()| Mutex::new(make_pool(made.fetch_add(1, Ordering::Relaxed))));

@@ -88,8 +88,8 @@ fn both_end(call: impl FnOnce(Sender<()>, Receiver<()>) + Send + 'static, asks: 
 
 #[test]
 fn no_request_waits_for_a_callback_of_another_thread() {
-    host!();
-    let held = empty(500 * MIB, &stream(0)).unwrap();
+    memory!();
+    let _held = empty(500 * MIB, &stream(0)).unwrap();
     ends_beside(|called, go_on| {
         let pool = MemPool::builder().device(device(0)).no_split(true).build().unwrap();
         let go_on = Mutex::new(Some(go_on));
@@ -109,8 +109,6 @@ fn no_request_waits_for_a_callback_of_another_thread() {
         let pool = MemPool::builder().device(device(0)).allocator(source).build().unwrap();
         out_of_memory(empty_in(&pool, PAGE, &stream(0)));
     });
-    drop(held);
-    assert_all_back();
 }
 
 /// What says that it ends, and then waits to go on: the end of what a program gives to a pool may wait for any lock, whose
@@ -140,8 +138,8 @@ unsafe impl SegmentSource for SlowEnd {
 
 #[test]
 fn no_request_waits_for_the_end_of_what_a_program_gave_to_a_pool() {
-    host!();
-    let held = empty(500 * MIB, &stream(0)).unwrap();
+    memory!();
+    let _held = empty(500 * MIB, &stream(0)).unwrap();
     ends_beside(|called, go_on| {
         let (source, user) = (SlowEnd(Mutex::new(Some((called, go_on)))), stream(0));
         let pool = MemPool::builder().device(device(0)).allocator(Arc::new(source)).build().unwrap();
@@ -153,8 +151,6 @@ fn no_request_waits_for_the_end_of_what_a_program_gave_to_a_pool() {
         complete_all().unwrap();
         empty_cache().unwrap();
     });
-    drop(held);
-    assert_all_back();
 }
 
 /// A logger that reports a line and then waits to go on: it may wait for any lock, whose holder may allocate.
@@ -184,10 +180,10 @@ impl Log for Slow {
 
 #[test]
 fn no_request_waits_for_a_logger_of_another_thread() {
-    host!();
+    memory!();
     log::set_logger(&Slow).unwrap();
     log::set_max_level(LevelFilter::Debug);
-    let held = empty(500 * MIB, &stream(0)).unwrap();
+    let _held = empty(500 * MIB, &stream(0)).unwrap();
     let pool = || MemPool::builder().device(device(0)).build().unwrap();
     ends_beside(move |called, go_on| {
         *LINE.lock().unwrap() = Some(("of moved pages", called, go_on));
@@ -228,13 +224,11 @@ fn no_request_waits_for_a_logger_of_another_thread() {
             drop((beside, live));
         });
     }
-    drop(held);
-    assert_all_back();
 }
 
 #[test]
 fn what_one_thread_has_in_hand_is_waited_for_however_often_others_move_memory() {
-    host!(1, 5 * PAGE);
+    memory!(1, 5 * PAGE);
     asked_while_held(
         || {
             drop(empty(4 * PAGE, &stream(0)).unwrap());
@@ -243,7 +237,6 @@ fn what_one_thread_has_in_hand_is_waited_for_however_often_others_move_memory() 
         (Call::MemoryUnmap, 0),
         || drop(empty(4 * PAGE, &stream(0)).unwrap()),
     );
-    assert_all_back();
 }
 
 /// A pool that has memory in hand at each trim, for a page of it waits for work; with the streams, which have that work.
@@ -299,7 +292,7 @@ fn asked_while_in_hand(ask: impl FnOnce() + Send + 'static) {
 
 #[test]
 fn what_a_callback_has_freed_is_found_also_in_the_hands_of_another_thread() {
-    host!(1, 5 * PAGE);
+    memory!(1, 5 * PAGE);
     asked_while_in_hand(|| drop(empty(4 * PAGE, &stream(0)).unwrap()));
     asked_while_in_hand(|| drop(MemPool::builder().device(device(0)).reserve(4 * PAGE).build().unwrap()));
 }
@@ -329,7 +322,7 @@ fn asked_as_another_frees(after: u32, ask: impl FnOnce() + Send + 'static) {
 
 #[test]
 fn what_others_free_during_the_search_is_found_for_a_block_a_commit_a_reserve_and_a_pool_that_wakes() {
-    host!(1, 5 * PAGE);
+    memory!(1, 5 * PAGE);
     let pool = || MemPool::builder().device(device(0)).build().unwrap();
     // The second page is created in vain once at first, and once more when what is free has been given back.
     for after in [1, 3] {
@@ -370,7 +363,7 @@ fn asked_while_held(begin: impl FnOnce() + Send + 'static, hook: (Call, u32), as
 
 #[test]
 fn a_commit_in_a_callback_waits_for_what_another_thread_has_in_hand() {
-    host!();
+    memory!();
     let (used, other) = (stream(0), stream(0));
     let pool = Arc::new(MemPool::builder().device(device(0)).build().unwrap());
     let range = pool.reserve_range(4 * PAGE, PAGE).unwrap();
@@ -394,13 +387,11 @@ fn a_commit_in_a_callback_waits_for_what_another_thread_has_in_hand() {
         },
     );
     assert_eq!(range.committed_bytes().unwrap(), PAGE);
-    drop((range, pool));
-    assert_all_back();
 }
 
 #[test]
 fn an_emptied_cache_that_is_waited_for_is_empty_also_where_another_thread_gives_it_back() {
-    host!();
+    memory!();
     // SAFETY: the place for the bytes may be null.
     let empty_all = || assert_eq!(unsafe { (C_API.empty_cache)(-1, ptr::null_mut()) }, 0);
     let pool = MemPool::builder().device(device(0)).build().unwrap();
@@ -416,15 +407,14 @@ fn an_emptied_cache_that_is_waited_for_is_empty_also_where_another_thread_gives_
     go_on.send(()).unwrap();
     assert_eq!(emptying.join().unwrap(), 0);
     trimming.join().unwrap();
-    assert_all_back();
 }
 
 #[test]
 fn what_a_pool_that_cannot_wake_has_taken_is_waited_for() {
-    host!(1, 6 * PAGE);
+    memory!(1, 6 * PAGE);
     let used = stream(0);
     let pool = Arc::new(MemPool::builder().device(device(0)).build().unwrap());
-    let [first, between, last] = [2, 1, 2].map(|pages| empty_in(&pool, pages * PAGE, &used).unwrap());
+    let [_first, between, _last] = [2, 1, 2].map(|pages| empty_in(&pool, pages * PAGE, &used).unwrap());
     drop(between);
     pool.sleep(Backup::None).unwrap();
     let held = empty(2 * PAGE, &used).unwrap();
@@ -439,17 +429,15 @@ fn what_a_pool_that_cannot_wake_has_taken_is_waited_for() {
     drop(held);
     empty_cache().unwrap();
     pool.wake().unwrap();
-    drop((first, last, pool));
-    assert_all_back();
 }
 
 #[test]
 fn slabs_that_an_abandoned_cache_returns_are_waited_for() {
-    host!();
+    memory!();
     let pool = Arc::new(MemPool::builder().device(device(0)).build().unwrap());
     // With so many caches the next one borrows what it needs.
     let many: Vec<_> = (0..16).map(|_| stream(0)).collect();
-    let live: Vec<_> = many.iter().map(|stream| empty_in(&pool, 700, stream).unwrap()).collect();
+    let _live: Vec<_> = many.iter().map(|stream| empty_in(&pool, 700, stream).unwrap()).collect();
     let (asked, asking) = (Arc::clone(&pool), Arc::clone(&pool));
     let user = many[0].clone();
     asked_while_held(
@@ -463,14 +451,12 @@ fn slabs_that_an_abandoned_cache_returns_are_waited_for() {
         (Call::EventRecord, 0),
         move || drop(empty_in(&asking, PAGE, &user).unwrap()),
     );
-    drop((live, many, pool));
-    assert_all_back();
 }
 
 #[test]
 fn threads_without_memory_do_not_have_each_other_search_again_and_again() {
     const THREADS: u64 = 8;
-    host!();
+    memory!();
     let begin = Barrier::new(THREADS as usize);
     let retries = || memory_stats(device(0)).unwrap().retries;
     let before = retries();
@@ -491,8 +477,6 @@ fn threads_without_memory_do_not_have_each_other_search_again_and_again() {
     // Once, and once more alone; again beside the first search of another.
     let searched = retries() - before;
     assert!(searched <= 5 * THREADS, "{searched} searches of {THREADS} threads");
-    empty_cache().unwrap();
-    assert_all_back();
 }
 
 /// An allocator that has no memory but uses some, after which a request searches once more. It may be held while it does.
@@ -532,15 +516,13 @@ unsafe impl SegmentSource for Busy {
 
 #[test]
 fn no_request_waits_for_one_that_searches_again_and_is_in_a_callback() {
-    host!();
-    let live = empty(500 * MIB, &stream(0)).unwrap();
+    memory!();
+    let _live = empty(500 * MIB, &stream(0)).unwrap();
     let searches_again = |called, go_on| {
         let held = Held { called, go_on: Mutex::new(Some(go_on)) };
         Arc::new(Busy { held: Some(held), ..Busy::default() }).asks();
     };
     both_end(searches_again, || Arc::new(Busy::default()).asks());
-    drop(live);
-    assert_all_back();
 }
 
 /// An allocator of addresses that nothing uses, which requests memory as it frees.
@@ -563,7 +545,7 @@ unsafe impl SegmentSource for Asking {
 
 #[test]
 fn what_an_allocator_requests_as_it_frees_has_what_else_goes_back() {
-    host!(1, 5 * PAGE);
+    memory!(1, 5 * PAGE);
     let (source, own) = (Arc::new(Asking::default()), stream(0));
     let pages = MemPool::builder().device(device(0)).build().unwrap();
     let segments = MemPool::builder().device(device(0)).allocator(Arc::<Asking>::clone(&source)).build().unwrap();
@@ -574,6 +556,4 @@ fn what_an_allocator_requests_as_it_frees_has_what_else_goes_back() {
     complete_all().unwrap();
     segments.trim().unwrap();
     source.found.lock().unwrap().take().unwrap().unwrap();
-    drop((pages, segments));
-    assert_all_back();
 }
