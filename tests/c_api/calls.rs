@@ -95,48 +95,6 @@ fn no_bytes_are_a_null_pointer_which_can_be_freed() {
 }
 
 #[test]
-fn wrong_calls_are_refused_with_a_reason() {
-    memory!();
-    let stream = stream(0);
-    let foreign = ptr::without_provenance::<c_void>(0x1234_5000);
-    assert_eq!(owns(foreign), 0);
-    assert_eq!(owns(ptr::null()), 0);
-    assert_failed(deallocate(foreign), INVALID_VALUE, &["0x12345000", "not memory that gpupool handed out"]);
-    assert_failed(find_block(foreign).unwrap_err(), INVALID_VALUE, &["0x12345000"]);
-    let pointer = allocate(MIB, &stream).unwrap();
-    let inside = pointer.wrapping_byte_add(512);
-    assert_failed(deallocate(inside), INVALID_VALUE, &["not the start of a block"]);
-    assert_eq!(owns(inside), 1);
-    // SAFETY: these calls are refused before they touch anything.
-    unsafe {
-        let raw = stream.raw().as_ptr();
-        let (mut pointer, mut bytes) = (ptr::null_mut(), 0);
-        assert_failed((C_API.allocate)(1, 7, raw, &raw mut pointer), INVALID_VALUE, &["no device 7"]);
-        assert_failed((C_API.allocate)(1, -1, raw, &raw mut pointer), INVALID_VALUE, &["no device -1"]);
-        assert_failed((C_API.allocate)(1, 0, raw, ptr::null_mut()), INVALID_VALUE, &["pointer is a null pointer"]);
-        assert_failed((C_API.find_block)(inside, ptr::null_mut()), INVALID_VALUE, &["not the start"]);
-        assert_failed((C_API.record_stream)(inside, 0, raw), INVALID_VALUE, &["not the start"]);
-        assert_failed((C_API.empty_cache)(9, ptr::null_mut()), INVALID_VALUE, &["no device 9"]);
-        assert_failed(
-            (C_API.get_per_process_memory_fraction)(0, ptr::null_mut()),
-            INVALID_VALUE,
-            &["fraction is a null pointer"],
-        );
-        assert_failed((C_API.set_per_process_memory_fraction)(0, 1.5), INVALID_VALUE, &["1.5 is no fraction"]);
-        assert_failed((C_API.largest_block)(2, &raw mut bytes), INVALID_VALUE, &["no device 2"]);
-        assert_failed((C_API.enable_peer_access)(0, 5), INVALID_VALUE, &["no device 5"]);
-        assert_failed((C_API.on_oom)(None, ptr::null_mut()), INVALID_VALUE, &["callback is a null"]);
-        assert_failed((C_API.remove_oom_callback)(Some(free_nothing), ptr::null_mut()), INVALID_VALUE, &["callback"]);
-    }
-    // SAFETY: numbers and pointers, all of which may be zero.
-    let mut sizeless: Block = unsafe { std::mem::zeroed() };
-    // SAFETY: a struct without a size is refused.
-    let status = unsafe { (C_API.find_block)(pointer, &raw mut sizeless) };
-    assert_failed(status, INVALID_VALUE, &["sizeof(gpupool_block)"]);
-    assert_eq!(deallocate(pointer), 0);
-}
-
-#[test]
 fn an_older_program_gets_what_its_structs_have_room_for() {
     memory!();
     let pointer = allocate(MIB, &stream(0)).unwrap();
@@ -155,21 +113,6 @@ fn a_thread_is_told_of_its_own_failures_alone() {
     assert!(on_thread(last_error).contains("no call of this thread has failed"));
     assert_eq!(deallocate(ptr::null()), 0);
     assert!(last_error().contains("0x1000"), "success leaves the reason of the last failure");
-}
-
-#[test]
-fn a_recorded_stream_keeps_a_freed_block_back() {
-    memory!();
-    let (own, other) = (stream(0), stream(0));
-    let pointer = allocate(4 * MIB, &own).unwrap();
-    // SAFETY: the stream is alive and of the device.
-    assert_eq!(unsafe { (C_API.record_stream)(pointer, 0, other.raw().as_ptr()) }, 0);
-    submit(&other).unwrap();
-    assert_eq!(deallocate(pointer), 0);
-    let second = allocate(4 * MIB, &own).unwrap();
-    assert_ne!(second, pointer);
-    complete_all().unwrap();
-    assert_eq!(deallocate(second), 0);
 }
 
 #[test]

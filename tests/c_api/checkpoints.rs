@@ -9,8 +9,8 @@ use std::sync::{Mutex, mpsc};
 use std::thread::{self, JoinHandle};
 
 use crate::common::c_pools::{
-    Address, CCheckpoint, CPool, DRIVER, INVALID_VALUE, Told, create, failed, for_graphs, free, options, record_stream,
-    ticket, try_free,
+    Address, CCheckpoint, CPool, INVALID_VALUE, Told, create, failed, for_graphs, free, options, record_stream, ticket,
+    try_free,
 };
 use crate::common::memory::{MIB, PAGE, assert_all_back};
 use crate::common::{device, stream};
@@ -60,43 +60,6 @@ const SIZES: [u64; 9] = [1, 700, 700, 4096, 60 << 10, 100 << 10, MIB, 3 * MIB + 
 
 fn allocate_all(pool: CPool, stream: &Stream) -> Live {
     SIZES.iter().map(|&bytes| (pool.allocate(bytes, stream), bytes)).collect()
-}
-
-#[test]
-fn exactly_what_was_live_is_live_again_at_the_same_addresses() {
-    memory!();
-    let (stream, pool) = (stream(0), for_graphs());
-    let empty = pool.checkpoint();
-    let first = allocate_all(pool, &stream);
-    let middle = pool.checkpoint();
-    // Every other one goes, and smaller ones stand where they were; then more than there was.
-    let mut now = first.clone();
-    for address in first.keys().step_by(2) {
-        free(*address);
-        now.remove(address);
-    }
-    for bytes in [500, 700, 90 << 10, 2 * MIB, 64 * MIB] {
-        now.insert(pool.allocate(bytes, &stream), bytes);
-    }
-    let last = pool.checkpoint();
-    for (checkpoint, after) in
-        [(&middle, &first), (&last, &now), (&empty, &Live::new()), (&last, &now), (&last, &now), (&middle, &first)]
-    {
-        let before: Live = found(pool.id()).into_iter().map(|(at, _, requested)| (Address(at), requested)).collect();
-        assert_told(&pool.restore(checkpoint), &before, after);
-        assert_live(pool.id(), after);
-    }
-    // What is free around them serves requests, and what is live is freed once.
-    let more = allocate_all(pool, &stream);
-    let all: Live = first.iter().chain(&more).map(|(address, bytes)| (*address, *bytes)).collect();
-    assert_eq!(all.len(), first.len() + more.len());
-    assert_live(pool.id(), &all);
-    all.keys().copied().for_each(free);
-    for address in all.keys() {
-        failed(try_free(*address), INVALID_VALUE, &["free"]);
-    }
-    assert_live(pool.id(), &Live::new());
-    pool.release();
 }
 
 #[test]
@@ -221,29 +184,6 @@ fn what_restoring_does_is_told_with_no_lock_held() {
 }
 
 #[test]
-fn blocks_of_all_streams_and_threads_are_restored() {
-    memory!();
-    let (streams, pool) = ([stream(0), stream(0)], for_graphs());
-    let other = Worker::start();
-    let mut live = Live::new();
-    for stream in &streams {
-        live.extend(allocate_all(pool, stream));
-        let stream = stream.clone();
-        live.extend(other.run(move || allocate_all(pool, &stream)));
-    }
-    let checkpoint = other.run(move || Sent(pool.checkpoint())).0;
-    for (turn, address) in live.keys().copied().enumerate() {
-        if turn % 2 == 0 { free(address) } else { other.run(move || free(address)) }
-    }
-    let instead = allocate_all(pool, &streams[1]);
-    assert_told(&pool.restore(&checkpoint), &instead, &live);
-    assert_live(pool.id(), &live);
-    live.keys().copied().for_each(free);
-    drop(checkpoint);
-    pool.release();
-}
-
-#[test]
 fn a_pool_whose_segments_serve_one_block_each_is_restored() {
     memory!();
     let stream = stream(0);
@@ -351,37 +291,6 @@ fn nothing_changes_while_a_block_waits_for_a_stream_that_is_captured() {
     assert_live(pool.id(), &[(kept, MIB)].into());
     drop(end_capture(&captured).unwrap());
     assert_eq!(pool.restore(&checkpoint).allocated, [(kept, MIB)]);
-    free(kept);
-    pool.release();
-}
-
-#[test]
-fn nothing_changes_where_the_driver_refuses() {
-    memory!();
-    let (own, other, pool) = (stream(0), stream(0), for_graphs());
-    let kept = pool.allocate(MIB, &own);
-    let checkpoint = pool.checkpoint();
-    for (is_freed, calls) in [
-        (true, &[Call::ExchangeCaptureMode, Call::EventSynchronize][..]),
-        (false, &[Call::StreamCaptureStatus, Call::EventRecord, Call::EventSynchronize]),
-    ] {
-        let used = pool.allocate(8 * MIB, &own);
-        let mut live: Live = [(kept, MIB), (used, 8 * MIB)].into();
-        record_stream(used, &other);
-        submit(&other).unwrap();
-        if is_freed {
-            free(used);
-            live.remove(&used);
-        }
-        for &call in calls {
-            // The first refusal of a record is made up for by a second try.
-            inject(Fault { call, kind: StatusKind::Other, after: 0, times: 2 });
-            failed(pool.try_restore(&checkpoint).unwrap_err(), DRIVER, &["HOST_ERROR_INJECTED"]);
-            clear_faults();
-            assert_live(pool.id(), &live);
-        }
-        assert_told(&pool.restore(&checkpoint), &live, &[(kept, MIB)].into());
-    }
     free(kept);
     pool.release();
 }

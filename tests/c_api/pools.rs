@@ -452,24 +452,6 @@ fn threads_that_work_on_one_stream_of_a_graph_s_pool_at_once_never_get_the_same_
     pool.release();
 }
 
-#[test]
-fn pools_made_and_released_leave_nothing_behind() {
-    memory!();
-    let stream = stream(0);
-    let other = Stream::new(device(0)).unwrap();
-    for _ in 0..200 {
-        let pool = for_graphs();
-        let blocks = [&stream, &other].map(|stream| pool.allocate(700, stream));
-        let (on, moved) = (other.clone(), blocks[1]);
-        on_thread(move || {
-            free(moved);
-            free(pool.allocate(700, &on));
-        });
-        free(blocks[0]);
-        pool.release();
-    }
-}
-
 /// What a source was asked.
 #[derive(Debug, Default)]
 struct Asked {

@@ -1,12 +1,16 @@
 //! What the tests of memory share.
 
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use gpupool::memory::memory_stats;
-use gpupool::runtime::host::complete_all;
+use gpupool::memory::{SegmentSource, memory_stats};
+use gpupool::runtime::host::{UsedBlock, complete_all, create_stream, submit_using};
 use gpupool::runtime::{self, BoundDevice};
 use gpupool::{
-    DeviceBuffer, Error, ErrorKind, MemPool, Result, Stream, devices_in_use, empty, empty_cache, pinned_stats,
+    DeviceBuffer, Error, ErrorKind, MemPool, MemPoolBuilder, Result, Stream, devices_in_use, empty, empty_cache,
+    pinned_stats,
 };
 
 use super::device;
@@ -14,6 +18,124 @@ use super::device;
 pub(crate) const MIB: u64 = 1 << 20;
 /// What memory is mapped and moved by.
 pub(crate) const PAGE: u64 = 2 * MIB;
+
+/// What makes a pool of the first device.
+pub(crate) fn builder() -> MemPoolBuilder {
+    MemPool::builder().device(device(0))
+}
+
+pub(crate) fn pool() -> MemPool {
+    builder().build().unwrap()
+}
+
+/// Calls of the driver's memory functions for the first device, so far.
+pub(crate) fn memory_calls() -> u64 {
+    memory_stats(device(0)).unwrap().driver_calls
+}
+
+/// A stream of other code's, which does not block, and which its owner may destroy at any time.
+pub(crate) fn foreign() -> Stream {
+    let raw = create_stream(device(0)).unwrap();
+    // SAFETY: a simulated stream can be asked for also when it is gone.
+    unsafe { Stream::from_raw_on(raw.as_ptr(), device(0)) }.unwrap()
+}
+
+/// Submits work with a buffer, which the simulated device sees used by no other work before that is done, or ends the process.
+pub(crate) fn use_buffer(stream: &Stream, buffer: &DeviceBuffer) {
+    static LAST: AtomicU64 = AtomicU64::new(1);
+    let number = LAST.fetch_add(1, Ordering::Relaxed);
+    submit_using(stream, &[UsedBlock { number, address: buffer.ptr(), bytes: buffer.nbytes() }]).unwrap();
+}
+
+fn word(address: u64) -> *mut u64 {
+    std::ptr::with_exposed_provenance_mut(address as usize)
+}
+
+/// Writes to a block or a page, at an address where eight bytes of it stand.
+pub(crate) fn write(address: u64, value: u64) {
+    // SAFETY: the test holds what is there, and simulated devices have real bytes.
+    unsafe { word(address).write_volatile(value) }
+}
+
+/// Reads as [`write`] writes.
+pub(crate) fn read(address: u64) -> u64 {
+    // SAFETY: as in `write`.
+    unsafe { word(address).read_volatile() }
+}
+
+#[track_caller]
+pub(crate) fn assert_consists_of(block: &DeviceBuffer, byte: u8, stream: &Stream) {
+    let mut found = vec![0; block.nbytes() as usize];
+    block.copy_to(&mut found, stream).unwrap();
+    assert!(found == vec![byte; found.len()], "{} instead of {byte}", found[0]);
+}
+
+pub(crate) fn is_asleep(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Asleep(_))
+}
+
+/// The call was refused as one that cannot be right, by a reason that has all these words.
+#[track_caller]
+pub(crate) fn refused<T>(outcome: Result<T>, words: &[&str]) {
+    let error = outcome.map(drop).expect_err("this cannot be right");
+    assert!(matches!(error.kind(), ErrorKind::InvalidValue(_)), "{error}");
+    says(&error, words);
+}
+
+#[track_caller]
+pub(crate) fn says(error: &Error, words: &[&str]) {
+    let text = error.to_string();
+    assert!(words.iter().all(|word| text.contains(word)), "{text:?} does not say {words:?}");
+}
+
+type Allocate = dyn Fn(u64, &Stream) -> Result<u64> + Send + Sync;
+type Free = dyn Fn(u64, u64, &Stream) -> Result<()> + Send + Sync;
+
+/// An allocator of a program's own.
+pub(crate) struct Source(Box<Allocate>, Box<Free>);
+
+impl fmt::Debug for Source {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Source")
+    }
+}
+
+// SAFETY: the addresses are a test's own, and no memory is behind them but the simulated driver's.
+unsafe impl SegmentSource for Source {
+    fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
+        self.0(bytes, stream)
+    }
+
+    unsafe fn free(&self, address: u64, bytes: u64, stream: &Stream) -> Result<()> {
+        self.1(address, bytes, stream)
+    }
+}
+
+pub(crate) fn source(
+    allocate: impl Fn(u64, &Stream) -> Result<u64> + Send + Sync + 'static,
+    free: impl Fn(u64, u64, &Stream) -> Result<()> + Send + Sync + 'static,
+) -> Arc<Source> {
+    Arc::new(Source(Box::new(allocate), Box::new(free)))
+}
+
+/// Where the memory of [`made_up`] is.
+pub(crate) const MADE_UP: u64 = 1 << 44;
+
+/// An allocator of one segment, at an address that nothing uses.
+pub(crate) fn made_up() -> Arc<Source> {
+    source(
+        |_, _| Ok(MADE_UP),
+        |address, _, _| {
+            assert_eq!(address, MADE_UP);
+            Ok(())
+        },
+    )
+}
+
+/// A pool whose segments a source supplies.
+pub(crate) fn pool_of(source: &Arc<Source>) -> MemPool {
+    builder().allocator(Arc::<Source>::clone(source)).build().unwrap()
+}
 
 /// Bytes of a device that are not free, as its driver counts.
 pub(crate) fn used(ordinal: u32) -> u64 {

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
-use crate::common::memory::{deallocate, empty_in, used};
+use crate::common::memory::{builder, deallocate, empty_in, pool, used};
 use crate::common::{MEMORY, device, on_thread, stream};
 use gpupool::memory::{
     SegmentFunctions, SegmentSource, allocate, begin_allocate_to_pool, end_allocate_to_pool,
@@ -70,13 +70,9 @@ fn hex(address: u64) -> String {
     format!("{address:#x}")
 }
 
-fn pool() -> MemPool {
-    MemPool::builder().device(device(0)).build().unwrap()
-}
-
 /// A pool of each kind.
 fn pools() -> [MemPool; 4] {
-    let builder = || MemPool::builder().device(device(0));
+    let builder = || builder();
     [builder(), builder().no_split(true), builder().segments(true), builder().allocator(Arc::new(Fake::new()))]
         .map(|builder| builder.build().unwrap())
 }
@@ -168,23 +164,6 @@ fn a_block_that_waits_for_a_stream_counts_as_freed() {
         assert_refused(|| record_stream(address, &user), &[&hex(address), "was freed before"]);
         complete_all().unwrap();
         assert_all_back();
-    }
-}
-
-#[test]
-fn any_thread_may_free_a_block() {
-    memory!();
-    let stream = stream(0);
-    for bytes in SIZES {
-        let (sent, address) = (empty(bytes, &stream).unwrap(), allocate(bytes, &stream).unwrap());
-        on_thread(move || {
-            drop(sent);
-            deallocate(address, None).unwrap();
-        });
-        let theirs = stream.clone();
-        let made_there = on_thread(move || allocate(bytes, &theirs).unwrap());
-        deallocate(made_there, None).unwrap();
-        assert_eq!((stats()[0].live_blocks, stats()[0].live_bytes), (0, 0));
     }
 }
 
@@ -286,7 +265,7 @@ fn sizes_beyond_any_host_and_nodes_that_are_none_are_refused_by_name() {
         }
         let error = warm_pinned(bytes, None).expect_err("there is not so much");
         assert!(matches!(error.kind(), ErrorKind::OutOfMemory(_)), "{error}");
-        let error = MemPool::builder().device(device(0)).reserve(bytes).build().expect_err("there is not so much");
+        let error = builder().reserve(bytes).build().expect_err("there is not so much");
         assert!(matches!(error.kind(), ErrorKind::OutOfMemory(_)), "{error}");
     }
     for node in [2, 63, 64, 4096, u32::MAX] {
@@ -546,7 +525,7 @@ fn a_token_of_a_dropped_pool_enters_nothing() {
 fn a_limit_of_nothing_gives_nothing() {
     memory!();
     let stream = stream(0);
-    let builder = || MemPool::builder().device(device(0)).limit(0);
+    let builder = || builder().limit(0);
     for builder in [builder(), builder().segments(true), builder().allocator(Arc::new(Fake::new()))] {
         let pool = builder.build().unwrap();
         assert_eq!(pool.limit(), Some(0));
@@ -645,7 +624,7 @@ unsafe impl SegmentSource for Fake {
 }
 
 fn pool_of(source: &Arc<Fake>) -> MemPool {
-    MemPool::builder().device(device(0)).allocator(Arc::<Fake>::clone(source)).build().unwrap()
+    builder().allocator(Arc::<Fake>::clone(source)).build().unwrap()
 }
 
 #[test]
@@ -758,8 +737,7 @@ fn c_functions_may_answer_null_or_nonsense() {
     let stream = stream(0);
     // SAFETY: these touch no memory.
     let functions = [null, misaligned].map(|allocate| unsafe { SegmentFunctions::new(allocate, take_back) });
-    let pools =
-        functions.map(|source| MemPool::builder().device(device(0)).allocator(Arc::new(source)).build().unwrap());
+    let pools = functions.map(|source| builder().allocator(Arc::new(source)).build().unwrap());
     for bytes in SIZES {
         let error = assert_no_memory(empty_in(&pools[0], bytes, &stream), bytes);
         assert_says(&error, &["null pointer", &pools[0].id().to_string()]);
@@ -790,7 +768,7 @@ fn allocators_of_two_devices_cannot_give_the_same_memory() {
 fn ending_a_pool_by_its_id_leaves_its_scopes() {
     memory!();
     let stream = stream(0);
-    let pool = MemPool::builder().device(device(0)).build().unwrap();
+    let pool = pool();
     let scope = pool.enter().unwrap();
     let capture = pool.capture(&stream).unwrap();
     assert_refused(|| end_allocate_to_pool(device(0), pool.id()), &["does not allocate"]);
@@ -817,7 +795,7 @@ fn a_pool_that_was_released_is_not_allocated_to_any_more() {
 fn what_holds_memory_can_be_printed() {
     memory!();
     let stream = stream(0);
-    let pool = MemPool::builder().device(device(0)).build().unwrap();
+    let pool = pool();
     let block = empty_in(&pool, 512, &stream).unwrap();
     let printed = format!("{pool:?} {block:?} {:?} {:?}", pool.token(), pool.enter().unwrap());
     assert!(printed.contains(&format!("{:?}", pool.id())), "{printed}");

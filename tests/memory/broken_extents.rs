@@ -3,13 +3,13 @@
 
 use std::thread;
 
-use crate::common::memory::{MIB, PAGE, assert_all_back, reserved};
+use crate::common::memory::{MIB, PAGE, assert_all_back, pool, reserved};
 use crate::common::{device, stream};
 use gpupool::runtime::host::{
     Call, Fault, accessible, before_call, break_extents, break_moved_extents, clear_faults, complete_all, inject,
     submit,
 };
-use gpupool::{MemPool, StatusKind, empty, enable_peer_access};
+use gpupool::{StatusKind, empty, enable_peer_access};
 
 #[test]
 fn a_request_is_served_by_new_extents_in_place_of_broken_ones() {
@@ -57,7 +57,7 @@ fn pages_that_cannot_be_opened_to_a_peer_are_replaced() {
     // Behind it, so that more pages cannot be added there.
     let _behind = empty(60 * MIB, &own).unwrap();
     drop(moved);
-    let other = MemPool::builder().device(device(0)).build().unwrap();
+    let other = pool();
     thread::scope(|scope| {
         let (sender, receiver) = std::sync::mpsc::channel();
         let trimming = scope.spawn(move || {
@@ -91,7 +91,7 @@ fn pages_that_cannot_be_opened_to_a_new_peer_go_once_they_are_free() {
     // The pages move, and leave their first place.
     let moved = empty(50 * MIB, &own).unwrap();
     complete_all().unwrap();
-    MemPool::builder().device(device(0)).build().unwrap().trim().unwrap();
+    pool().trim().unwrap();
     break_moved_extents();
     let refused = enable_peer_access(device(0), device(1)).unwrap_err().to_string();
     assert!(refused.contains("(999)") && refused.contains("free blocks of device 0 and call again"), "{refused}");

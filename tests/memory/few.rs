@@ -3,11 +3,11 @@
 use std::sync::mpsc::channel;
 use std::thread;
 
-use crate::common::memory::{MIB, deallocate};
+use crate::common::memory::{MIB, deallocate, pool};
 use crate::common::{device, stream};
 use gpupool::memory::memory_stats;
 use gpupool::runtime::host::submit;
-use gpupool::{MemPool, empty, empty_cache};
+use gpupool::{empty, empty_cache};
 
 const ROUNDS: usize = 3;
 
@@ -15,7 +15,7 @@ const ROUNDS: usize = 3;
 fn what_one_thread_allocates_others_use_free_and_look_for() {
     memory!(1, 64 * MIB);
     let (theirs, own) = (stream(0), stream(0));
-    let pool = MemPool::builder().device(device(0)).build().unwrap();
+    let pool = pool();
     let (sender, passed_on) = channel();
     thread::scope(|scope| {
         scope.spawn(|| {

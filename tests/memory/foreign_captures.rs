@@ -9,13 +9,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::channel;
 use std::thread;
 
-use crate::common::memory::{MIB, assert_all_back, empty_in, out_of_memory};
+use crate::common::memory::{MIB, assert_all_back, builder, empty_in, out_of_memory, pool};
 use crate::common::{device, stream};
 use gpupool::c_api::C_API;
 use gpupool::runtime::host::{
     begin_capture, complete_all, create_blocking_stream, create_stream, destroy_stream, end_capture, submit,
 };
-use gpupool::{CaptureMode, MemPool, MemPoolBuilder, Stream, empty, empty_cache, empty_pinned};
+use gpupool::{CaptureMode, Stream, empty, empty_cache, empty_pinned};
 
 /// The stream that another library captures.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -125,14 +125,6 @@ struct Streams {
 type During = Box<dyn FnOnce(&Streams)>;
 /// What is done before a capture, which returns what is done during it.
 type Step = fn(&Streams) -> During;
-
-fn builder() -> MemPoolBuilder {
-    MemPool::builder().device(device(0))
-}
-
-fn pool() -> MemPool {
-    builder().build().unwrap()
-}
 
 /// A step that was begun before the capture: `make`, then `during`.
 fn step<T: 'static>(made: T, during: impl FnOnce(T, &Streams) + 'static) -> During {

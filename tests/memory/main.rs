@@ -42,7 +42,6 @@ mod stream_lives;
 mod streams;
 mod summary;
 mod threads;
-mod turnover;
 mod under_way;
 mod whole_search;
 mod whose_block;

@@ -1,13 +1,13 @@
 //! Thousands of streams, and of captures in pools of their own: each has a page at most, streams that hold little a part of
 //! one, for no more driver calls than the first.
 
-use crate::common::memory::{PAGE, reserved};
+use crate::common::memory::{PAGE, pool, reserved};
 use crate::common::{device, stream, turns};
 use gpupool::memory::{
     begin_allocate_to_pool, empty_cache, end_allocate_to_pool, graph_pool_handle, memory_stats, release_pool,
 };
 use gpupool::runtime::host::{Call, Fault, clear_faults, create_stream, destroy_stream, driver_calls, inject, submit};
-use gpupool::{MemPool, StatusKind, Stream, empty};
+use gpupool::{StatusKind, Stream, empty};
 
 /// What a page costs: an extent is created, mapped, and made accessible.
 const CALLS_A_PAGE: u64 = 3;
@@ -107,7 +107,7 @@ fn capture(stream: &Stream) {
     let captured: Vec<_> = (1..=MOST_CAPTURES)
         .zip(turns(3000))
         .map(|_| {
-            let pool = MemPool::builder().device(device(0)).build().unwrap();
+            let pool = pool();
             let scope = pool.capture(stream).unwrap();
             let buffer = empty(1, stream).unwrap();
             (scope.end().unwrap(), buffer, pool)

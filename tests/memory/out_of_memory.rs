@@ -3,32 +3,23 @@
 use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex};
 
-use crate::common::memory::{MIB, PAGE, assert_all_back, empty_in, out_of_memory, reserved, used};
+use crate::common::memory::{MIB, PAGE, assert_all_back, builder, empty_in, out_of_memory, pool, reserved, used};
 use crate::common::{MEMORY, device, on_thread, stream};
 use gpupool::library::{Library, RawHandle};
 use gpupool::memory::{get_per_process_memory_fraction, set_per_process_memory_fraction};
 use gpupool::runtime::host::{accessible, begin_capture, complete, complete_all, end_capture, submit};
 use gpupool::runtime::{self, BoundDevice};
 use gpupool::{
-    CaptureMode, CaptureStatus, CommitOptions, Device, DeviceBuffer, ErrorKind, HandlePool, MemPool, MemPoolBuilder,
-    MemoryUse, PoolId, Pooled, Result, Simulated, Stream, Wanted, empty, empty_cache, enable_peer_access, memory_stats,
-    on_oom,
+    CaptureMode, CaptureStatus, CommitOptions, Device, DeviceBuffer, ErrorKind, HandlePool, MemPool, MemoryUse, PoolId,
+    Pooled, Result, Simulated, Stream, Wanted, empty, empty_cache, enable_peer_access, memory_stats, on_oom,
 };
 
 /// Calls of the driver's memory functions, and pages moved, so far.
 fn work() -> (u64, u64) {
     let stats = memory_stats(device(0)).unwrap();
     (stats.driver_calls, stats.moved_pages)
-}
-
-fn builder() -> MemPoolBuilder {
-    MemPool::builder().device(device(0))
-}
-
-fn pool() -> MemPool {
-    builder().build().unwrap()
 }
 
 fn use_on_oom_pool() -> MemPool {
@@ -528,15 +519,6 @@ fn idle_handles_are_destroyed_for_memory_that_nobody_knew_of() {
 }
 
 #[test]
-fn a_limit_below_a_free_block_does_not_refuse_it() {
-    memory!();
-    let pool = pool();
-    drop(empty_in(&pool, 200 * MIB, &stream(0)).unwrap());
-    pool.set_limit(Some(100 * MIB));
-    drop(empty_in(&pool, 200 * MIB, &stream(0)).unwrap());
-}
-
-#[test]
 fn the_error_says_what_was_asked_for_and_who_holds_what() {
     memory!();
     let stream = stream(0);
@@ -605,61 +587,6 @@ fn work_that_is_not_done_keeps_only_its_own_block() {
     assert_eq!((found.ptr(), work()), (address, before));
     assert!(!slow.query().unwrap());
     assert_eq!(memory_stats(device(0)).unwrap().total.waiting_blocks, 1);
-}
-
-#[test]
-fn what_another_thread_keeps_free_is_found() {
-    memory!();
-    let shared = stream(0);
-    for theirs in [shared.clone(), stream(0)] {
-        let (kept, is_kept) = mpsc::channel();
-        let (end, wait) = mpsc::channel::<()>();
-        let thread = std::thread::spawn(move || {
-            drop(empty(700 * MIB, &theirs).unwrap());
-            let freed_elsewhere = empty(200 * MIB, &theirs).unwrap();
-            kept.send(freed_elsewhere).unwrap();
-            wait.recv().unwrap();
-        });
-        // Freed here, it is free in a heap at which that thread never looks again.
-        drop(is_kept.recv().unwrap());
-        assert!(reserved() >= 700 * MIB);
-        let found = empty(1000 * MIB, &shared).unwrap();
-        drop(found);
-        end.send(()).unwrap();
-        thread.join().unwrap();
-    }
-}
-
-#[test]
-fn threads_that_fill_the_device_together_each_get_an_answer() {
-    memory!();
-    let threads: Vec<_> = (0..4)
-        .map(|_| {
-            let stream = stream(0);
-            std::thread::spawn(move || {
-                for _ in 0..20 {
-                    // Each alone fits four times; others may hold at most three.
-                    drop(empty(240 * MIB, &stream).unwrap());
-                }
-            })
-        })
-        .collect();
-    threads.into_iter().for_each(|thread| thread.join().unwrap());
-}
-
-#[test]
-fn a_request_succeeds_once_somebody_freed() {
-    memory!();
-    let stream = stream(0);
-    let pool = use_on_oom_pool();
-    let held = empty_in(&pool, 900 * MIB, &stream).unwrap();
-    for _ in 0..3 {
-        let before = (reserved(), used(0), pool.use_count());
-        out_of_memory(empty(500 * MIB, &stream));
-        assert_eq!((reserved(), used(0), pool.use_count()), before, "a refusal keeps nothing");
-    }
-    drop(held);
-    let _found = empty(500 * MIB, &stream).unwrap();
 }
 
 /// Sets the fraction for as long as it lives.

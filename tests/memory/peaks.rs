@@ -1,6 +1,7 @@
 //! The peak of live memory, where several threads and streams have part in it: never less than callers held at once, and
 //! never more than was reserved.
 
+use crate::common::memory::{MIB, pool};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier};
@@ -9,12 +10,6 @@ use std::thread;
 use crate::common::{device, on_thread, stream};
 use gpupool::memory::{empty_cache, memory_stats, reset_peak_memory_stats};
 use gpupool::{DeviceBuffer, MemPool, PoolStats, empty};
-
-const MIB: u64 = 1 << 20;
-
-fn pool() -> MemPool {
-    MemPool::builder().device(device(0)).build().unwrap()
-}
 
 /// The statistics of the pool, and of all of the device, whose peaks began anew with the pool.
 fn both(pool: &MemPool) -> [PoolStats; 2] {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::{self, JoinHandle};
 
-use crate::common::memory::{MIB, PAGE, Random, assert_all_back, empty_in, reserved};
+use crate::common::memory::{MIB, PAGE, Random, assert_all_back, builder, empty_in, pool, reserved};
 use crate::common::{device, stream, wait_until};
 use gpupool::runtime::host::{Call, Fault, accessible, before_call, clear_faults, complete_all, inject};
 use gpupool::{
@@ -110,7 +110,7 @@ fn a_place_that_was_needed_to_open_a_moved_page_goes_also_where_the_driver_refus
 fn a_reserve_that_is_being_made_is_the_peers_too() {
     memory!();
     let beside = Beside::enable(Call::MemorySetAccess);
-    let pool = MemPool::builder().device(device(0)).reserve(300 * MIB).build().unwrap();
+    let pool = builder().reserve(300 * MIB).build().unwrap();
     beside.join();
     let block = empty_in(&pool, 300 * MIB, &stream(0)).unwrap();
     assert!(reaches(&block));
@@ -119,7 +119,7 @@ fn a_reserve_that_is_being_made_is_the_peers_too() {
 #[test]
 fn a_pool_that_is_just_waking_is_the_peers_too() {
     memory!();
-    let pool = MemPool::builder().device(device(0)).build().unwrap();
+    let pool = pool();
     let block = empty_in(&pool, 90 * MIB, &stream(0)).unwrap();
     pool.sleep(Backup::Host).unwrap();
     let beside = Beside::enable(Call::MemorySetAccess);
@@ -132,7 +132,7 @@ fn a_pool_that_is_just_waking_is_the_peers_too() {
 #[test]
 fn a_pool_that_is_half_asleep_is_the_peers_too() {
     memory!();
-    let pool = MemPool::builder().device(device(0)).build().unwrap();
+    let pool = pool();
     let block = empty_in(&pool, 90 * MIB, &stream(0)).unwrap();
     inject(Fault { call: Call::MemoryUnmap, kind: StatusKind::Other, after: 0, times: 1 });
     before_call(Call::CopyToHost, 0, enable);
@@ -211,7 +211,7 @@ fn what_was_refused_is_done_when_it_is_asked_for_again() {
         assert!(matches!(error.kind(), ErrorKind::Library(_)), "{error}");
         assert_eq!(clear_faults(), 0);
         // It is no peer, of what comes nor for streams.
-        let pool = MemPool::builder().device(device(0)).build().unwrap();
+        let pool = pool();
         assert!(!reaches(&empty_in(&pool, 20 * MIB, &own).unwrap()));
         assert!(blocks[0].record_stream(&stream(1)).is_err());
     }

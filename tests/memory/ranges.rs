@@ -2,9 +2,11 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread;
 
-use crate::common::memory::{MIB, PAGE, assert_all_back, deallocate, empty_in, out_of_memory, used};
+use crate::common::memory::{
+    MIB, PAGE, assert_all_back, builder, deallocate, empty_in, memory_calls, out_of_memory, pool, read, refused, used,
+    write,
+};
 use crate::common::{MEMORY, device, stream, wait_until};
 use gpupool::memory::{memory_snapshot, record_stream};
 use gpupool::runtime::host::{
@@ -12,17 +14,8 @@ use gpupool::runtime::host::{
     complete_all, end_capture, inject, submit, submit_using,
 };
 use gpupool::{
-    Backup, CaptureMode, CommitOptions, ErrorKind, MemPool, MemoryRange, Result, StatusKind, Stream, empty,
-    empty_cache, memory_stats,
+    Backup, CaptureMode, CommitOptions, ErrorKind, MemPool, MemoryRange, Result, StatusKind, Stream, empty, empty_cache,
 };
-
-fn pool() -> MemPool {
-    MemPool::builder().device(device(0)).build().unwrap()
-}
-
-fn driver_calls() -> u64 {
-    memory_stats(device(0)).unwrap().driver_calls
-}
 
 fn plain() -> CommitOptions {
     CommitOptions::default()
@@ -40,32 +33,10 @@ fn page(range: &MemoryRange, page: u32) -> u64 {
     range.ptr() + u64::from(page) * range.page_bytes()
 }
 
-fn word(range: &MemoryRange, number: u32) -> *mut u64 {
-    std::ptr::with_exposed_provenance_mut(page(range, number) as usize)
-}
-
-fn write(range: &MemoryRange, number: u32, value: u64) {
-    // SAFETY: the test has committed the page, which has bytes behind it.
-    unsafe { word(range, number).write_volatile(value) }
-}
-
-fn read(range: &MemoryRange, number: u32) -> u64 {
-    // SAFETY: as in `write`.
-    unsafe { word(range, number).read_volatile() }
-}
-
 /// Work of the stream that uses a page.
 fn use_page(range: &MemoryRange, number: u32, stream: &Stream) {
     let used = UsedBlock { number: u64::from(number), address: page(range, number), bytes: range.page_bytes() };
     submit_using(stream, &[used]).unwrap();
-}
-
-#[track_caller]
-fn refused<T>(outcome: Result<T>, words: &[&str]) {
-    let error = outcome.map(drop).expect_err("it is refused");
-    assert!(matches!(error.kind(), ErrorKind::InvalidValue(_)), "{error:?}");
-    let said = error.to_string();
-    words.iter().for_each(|word| assert!(said.contains(word), "{said}"));
 }
 
 #[test]
@@ -80,10 +51,10 @@ fn addresses_take_no_memory_and_committed_pages_do() {
     assert_eq!((range.committed_bytes().unwrap(), used(0)), (6 * PAGE, 6 * PAGE));
     assert_eq!((pool.stats().unwrap().live_bytes, pool.stats().unwrap().live_blocks), (6 * PAGE, 6));
     for number in [4, 5, 6, 7, 100, 100_000] {
-        write(&range, number, u64::from(number));
+        write(page(&range, number), u64::from(number));
     }
     assert!(!accessible(page(&range, 3), device(0)) && accessible(page(&range, 7), device(0)));
-    assert_eq!([4, 7, 100, 100_000].map(|number| read(&range, number)), [4, 7, 100, 100_000]);
+    assert_eq!([4, 7, 100, 100_000].map(|number| read(page(&range, number))), [4, 7, 100, 100_000]);
     range.decommit(0..1 << 30, Some(&stream)).unwrap();
     assert_eq!((range.committed_bytes().unwrap(), pool.trim().unwrap(), used(0)), (PAGE, 5 * PAGE, PAGE));
     assert_eq!(pool.stats().unwrap().live_bytes, PAGE);
@@ -133,36 +104,18 @@ fn a_page_that_is_committed_again_in_the_same_order_is_there_still_without_a_dri
     let range = pool.reserve_range(16 * PAGE, PAGE).unwrap();
     range.commit(0..16 * PAGE, &stream, plain()).unwrap();
     use_page(&range, 3, &stream);
-    let before = driver_calls();
+    let before = memory_calls();
     range.decommit(0..16 * PAGE, Some(&stream)).unwrap();
     range.commit(&[3, 4], &stream, plain()).unwrap();
     use_page(&range, 3, &stream);
-    assert_eq!(driver_calls(), before);
+    assert_eq!(memory_calls(), before);
     complete_all().unwrap();
     // Also once the work is done.
     range.commit(0..16 * PAGE, &stream, plain()).unwrap();
-    assert_eq!((driver_calls(), used(0)), (before, 16 * PAGE));
+    assert_eq!((memory_calls(), used(0)), (before, 16 * PAGE));
     // Committed a second time nothing changes.
     range.commit(0..16 * PAGE, &stream, plain()).unwrap();
-    assert_eq!((driver_calls(), range.committed_bytes().unwrap()), (before, 16 * PAGE));
-}
-
-#[test]
-fn a_page_that_another_stream_uses_still_is_taken_back_after_its_work() {
-    memory!();
-    let (pool, own, other) = (pool(), stream(0), stream(0));
-    let range = pool.reserve_range(PAGE, PAGE).unwrap();
-    range.commit(&[0], &own, plain()).unwrap();
-    use_page(&range, 0, &own);
-    let first = submit(&own).unwrap();
-    range.decommit(&[0], Some(&own)).unwrap();
-    range.commit(&[0], &other, plain()).unwrap();
-    use_page(&range, 0, &other);
-    // Only after the first stream's work: the simulated device checks that no work of both is under way.
-    assert!(!other.query().unwrap());
-    gpupool::runtime::host::complete(&own, first).unwrap();
-    complete_all().unwrap();
-    assert_eq!(used(0), PAGE);
+    assert_eq!((memory_calls(), range.committed_bytes().unwrap()), (before, 16 * PAGE));
 }
 
 #[test]
@@ -226,17 +179,17 @@ fn fill_sets_what_was_not_committed_before() {
     let range = pool.reserve_range(4 * PAGE, PAGE).unwrap();
     range.commit(&[0, 1], &stream, filled(0xab)).unwrap();
     complete_all().unwrap();
-    assert_eq!([0, 1].map(|number| read(&range, number)), [0xabab_abab_abab_abab; 2]);
-    write(&range, 0, 5);
+    assert_eq!([0, 1].map(|number| read(page(&range, number))), [0xabab_abab_abab_abab; 2]);
+    write(page(&range, 0), 5);
     range.commit(0..4 * PAGE, &stream, filled(0)).unwrap();
     complete_all().unwrap();
-    assert_eq!([0, 1, 2, 3].map(|number| read(&range, number)), [5, 0xabab_abab_abab_abab, 0, 0]);
+    assert_eq!([0, 1, 2, 3].map(|number| read(page(&range, number))), [5, 0xabab_abab_abab_abab, 0, 0]);
 }
 
 #[test]
 fn the_pools_limit_counts_committed_pages_and_a_failed_commit_leaves_nothing() {
     memory!();
-    let pool = MemPool::builder().device(device(0)).limit(8 * PAGE).build().unwrap();
+    let pool = builder().limit(8 * PAGE).build().unwrap();
     let stream = stream(0);
     let range = pool.reserve_range(64 * PAGE, PAGE).unwrap();
     range.commit(0..6 * PAGE, &stream, plain()).unwrap();
@@ -307,22 +260,6 @@ fn pages_with_a_priority_are_taken_before_a_request_fails_the_lowest_first() {
     range.unpin(&[pages, pages + 2, 0], None).unwrap();
     drop(empty(PAGE, &own).unwrap());
     assert_eq!(gone.lock().unwrap().len(), 5);
-}
-
-#[test]
-fn what_is_in_use_on_a_stream_is_taken_only_once_that_work_is_done() {
-    memory!();
-    let (pool, own, other) = (pool(), stream(0), stream(0));
-    let range = pool.reserve_range(MEMORY, PAGE).unwrap();
-    range.commit(0..MEMORY, &own, priority(0)).unwrap();
-    assert_eq!(range.pin(&[0], Some(&other)).unwrap(), [1]);
-    use_page(&range, 0, &other);
-    range.unpin(&[0], Some(&other)).unwrap();
-    // The request waits for the pages' streams; the simulated device ends the process if one goes before.
-    let helper = std::thread::spawn(complete_all);
-    let _block = empty(MEMORY, &own).unwrap();
-    helper.join().unwrap().unwrap();
-    assert_eq!(range.committed_bytes().unwrap(), 0);
 }
 
 #[test]
@@ -445,7 +382,7 @@ fn a_pool_with_ranges_sleeps_and_wakes_with_their_committed_pages_at_their_addre
     range.commit(0..8 * PAGE, &stream, plain()).unwrap();
     range.commit(&[20, 22], &stream, priority(1)).unwrap();
     for number in [0, 7, 20, 22] {
-        write(&range, number, 100 + u64::from(number));
+        write(page(&range, number), 100 + u64::from(number));
     }
     range.decommit(&[3, 4], Some(&stream)).unwrap();
     assert_eq!((pool.sleep(Backup::Host).unwrap(), used(0)), (10 * PAGE, 0));
@@ -454,7 +391,7 @@ fn a_pool_with_ranges_sleeps_and_wakes_with_their_committed_pages_at_their_addre
     }
     assert_eq!(range.committed_bytes().unwrap(), 8 * PAGE);
     pool.wake().unwrap();
-    assert_eq!([0, 7, 20, 22].map(|number| read(&range, number)), [100, 107, 120, 122]);
+    assert_eq!([0, 7, 20, 22].map(|number| read(page(&range, number))), [100, 107, 120, 122]);
     assert_eq!(used(0), 8 * PAGE);
     // Each page goes by itself still, and serves another.
     range.decommit(&[5], Some(&stream)).unwrap();
@@ -553,14 +490,14 @@ fn a_range_keeps_its_pool_and_a_closed_one_takes_no_more() {
     let (pool, stream) = (pool(), stream(0));
     let range = pool.reserve_range(64 * PAGE, PAGE).unwrap();
     range.commit(0..4 * PAGE, &stream, plain()).unwrap();
-    write(&range, 3, 9);
+    write(page(&range, 3), 9);
     assert_eq!(pool.use_count(), 2);
     drop(pool);
     range.commit(&[8], &stream, plain()).unwrap();
-    assert_eq!((read(&range, 3), used(0)), (9, 5 * PAGE));
+    assert_eq!((read(page(&range, 3)), used(0)), (9, 5 * PAGE));
     drop(range);
     assert_all_back();
-    let pool = self::pool();
+    let pool = builder().build().unwrap();
     let range = pool.reserve_range(64 * PAGE, PAGE).unwrap();
     range.commit(0..4 * PAGE, &stream, plain()).unwrap();
     pool.close().unwrap();
@@ -596,11 +533,11 @@ fn prepared_pages_are_only_mapped_by_a_commit_and_go_when_asked_to() {
     range.prepare(3).unwrap();
     wait_until("three pages are ready", || has_ready(&pool, 3));
     assert_eq!(pool.stats().unwrap().reserved_bytes, 3 * PAGE);
-    let before = driver_calls();
+    let before = memory_calls();
     range.commit(&[5], &stream, plain()).unwrap();
     wait_until("the taken one is made again", || has_ready(&pool, 3));
     // Mapped and opened here; created, mapped and opened there.
-    assert_eq!(driver_calls(), before + 5);
+    assert_eq!(memory_calls(), before + 5);
     // Two ranges share what is ready, and each has as many kept as it asked for.
     let second = pool.reserve_range(64 * PAGE, PAGE).unwrap();
     second.prepare(2).unwrap();
@@ -667,81 +604,6 @@ fn prepared_pages_of_a_commit_that_failed_serve_the_next_one() {
 }
 
 #[test]
-fn each_refused_driver_call_of_a_commit_leaves_all_as_it_was() {
-    memory!();
-    let (pool, stream) = (pool(), stream(0));
-    let range = pool.reserve_range(64 * PAGE, PAGE).unwrap();
-    let calls = [
-        Call::StreamCaptureStatus,
-        Call::StreamId,
-        Call::ExtentCreate,
-        Call::MemoryMap,
-        Call::MemorySetAccess,
-        Call::MemoryUnmap,
-        Call::EventRecord,
-        Call::EventQuery,
-        Call::ExchangeCaptureMode,
-        Call::Bind,
-        Call::Fill,
-    ];
-    let mut failed = 0;
-    for call in calls {
-        for after in 0..6 {
-            range.commit(&[1, 2, 30], &stream, plain()).unwrap();
-            range.decommit(&[1, 2], Some(&stream)).unwrap();
-            submit(&stream).unwrap();
-            let before = range.committed_bytes().unwrap();
-            inject(Fault { call, kind: StatusKind::Other, after, times: 1 });
-            let outcome = range.commit(&[2, 8, 9, 20], &stream, filled(1));
-            clear_faults();
-            let after_it = range.committed_bytes().unwrap();
-            match outcome {
-                Ok(()) => assert_eq!(after_it, before + 4 * PAGE),
-                Err(error) => {
-                    failed += 1;
-                    assert_eq!(after_it, before, "{error}");
-                }
-            }
-            complete_all().unwrap();
-            range.decommit(0..64 * PAGE, None).unwrap();
-        }
-    }
-    assert!(failed > 10, "{failed}");
-}
-
-#[test]
-fn threads_that_commit_and_decommit_the_same_pages_lose_none() {
-    memory!();
-    let pool = pool();
-    let range = Arc::new(pool.reserve_range(16 * PAGE, PAGE).unwrap());
-    let threads: Vec<_> = (0..4)
-        .map(|seed| {
-            let range = Arc::clone(&range);
-            std::thread::spawn(move || {
-                let (stream, mut random) = (stream(0), crate::common::memory::Random(seed + 1));
-                for _ in 0..300 {
-                    let pages = [random.below(16) as u32, random.below(16) as u32];
-                    if random.below(2) == 0 {
-                        range.commit(&pages, &stream, plain()).unwrap();
-                    } else {
-                        range.decommit(&pages, Some(&stream)).unwrap();
-                    }
-                    if random.below(8) == 0 {
-                        complete_all().unwrap();
-                    }
-                }
-            })
-        })
-        .collect();
-    threads.into_iter().for_each(|thread| thread.join().unwrap());
-    let committed = range.committed_bytes().unwrap();
-    complete_all().unwrap();
-    pool.trim().unwrap();
-    assert_eq!(pool.stats().unwrap().live_bytes, committed);
-    assert_eq!(used(0), committed);
-}
-
-#[test]
 fn snapshots_show_committed_pages_as_blocks() {
     memory!();
     let (pool, stream) = (pool(), stream(0));
@@ -768,48 +630,6 @@ fn work_that_uses_a_page_after_its_decommit_is_seen() {
     use_page(&range, 1, &stream);
     let mistakes = collect_mistakes();
     assert!(mistakes.len() == 1 && mistakes[0].contains("cannot reach"), "{mistakes:?}");
-}
-
-/// Has one stream use a page and decommit it, and another one commit and use it while that work goes on.
-fn pass_on(range: &MemoryRange, own: &Stream, other: impl FnOnce()) {
-    range.commit(&[0], own, plain()).unwrap();
-    use_page(range, 0, own);
-    range.decommit(&[0], Some(own)).unwrap();
-    // The simulated device checks that its work comes after the other's.
-    other();
-    complete_all().unwrap();
-}
-
-#[test]
-fn of_more_streams_than_a_range_tells_apart_none_is_taken_for_another() {
-    memory!();
-    let (pool, streams) = (pool(), (0..70).map(|_| stream(0)).collect::<Vec<_>>());
-    let range = pool.reserve_range(PAGE, PAGE).unwrap();
-    for pair in streams.windows(2) {
-        pass_on(&range, &pair[0], || {
-            range.commit(&[0], &pair[1], plain()).unwrap();
-            use_page(&range, 0, &pair[1]);
-            range.decommit(&[0], Some(&pair[1])).unwrap();
-        });
-    }
-}
-
-#[test]
-fn a_threads_per_thread_stream_is_not_taken_for_another_threads() {
-    memory!();
-    let (pool, own) = (pool(), Stream::per_thread(device(0)).unwrap());
-    let range = pool.reserve_range(PAGE, PAGE).unwrap();
-    pass_on(&range, &own, || {
-        let there = thread::scope(|scope| {
-            let commit = || {
-                let other = Stream::per_thread(device(0)).unwrap();
-                range.commit(&[0], &other, plain()).unwrap();
-                use_page(&range, 0, &other);
-            };
-            scope.spawn(commit).join()
-        });
-        there.unwrap();
-    });
 }
 
 #[test]

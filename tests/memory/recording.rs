@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
-use crate::common::memory::deallocate;
+use crate::common::memory::{builder, deallocate, pool};
 use crate::common::{device, on_thread, stream, wait_until};
 use gpupool::memory::{MemoryAction, MemoryEvent, MemorySnapshot, allocate, empty_cache};
 use gpupool::runtime::host::{complete, submit};
-use gpupool::{DeviceBuffer, HandleAction, HandleEvent, MemPool, Recording, Simulated, StackContext, empty, snapshot};
+use gpupool::{DeviceBuffer, HandleAction, HandleEvent, Recording, Simulated, StackContext, empty, snapshot};
 
 /// Records for one test, and no longer.
 struct Recorded;
@@ -213,7 +213,7 @@ fn a_segment_that_a_source_supplies_comes_and_goes() {
     memory!();
     let stream = stream(0);
     let _recorded = Recorded::start(Recording::new());
-    let pool = MemPool::builder().device(device(0)).segments(true).build().unwrap();
+    let pool = builder().segments(true).build().unwrap();
     let scope = pool.enter().unwrap();
     drop(empty(1 << 20, &stream).unwrap());
     drop(scope);
@@ -335,7 +335,7 @@ fn snapshots_taken_while_sixteen_threads_allocate_agree_with_their_events() {
             let (is_over, sender, receiver, shared) = (&is_over, sender.clone(), &receiver, &shared);
             scope.spawn(move || {
                 let mut own = stream(0);
-                let pool = (number % 4 == 0).then(|| MemPool::builder().device(device(0)).build().unwrap());
+                let pool = (number % 4 == 0).then(|| pool());
                 let mut random = number + 1;
                 let mut next = move |bound: u64| {
                     random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);

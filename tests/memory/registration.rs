@@ -7,26 +7,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::thread;
 
-use crate::common::memory::{MIB, PAGE, assert_all_back, empty_in, out_of_memory, reserved};
-use crate::common::{MEMORY, device, on_thread, stream};
-use gpupool::memory::{SegmentGuard, SegmentSource};
-use gpupool::runtime::host::{Call, Fault, accessible, clear_faults, complete_all, inject, submit};
-use gpupool::{
-    Backup, ErrorKind, MemPool, MemPoolBuilder, Result, SegmentEvent, SegmentEventKind, StatusKind, Stream, empty,
-    empty_cache, memory_stats,
+use crate::common::memory::{
+    MIB, PAGE, assert_all_back, builder, empty_in, memory_calls, out_of_memory, reserved, source,
 };
-
-fn builder() -> MemPoolBuilder {
-    MemPool::builder().device(device(0))
-}
+use crate::common::{MEMORY, device, on_thread, stream};
+use gpupool::memory::SegmentGuard;
+use gpupool::runtime::host::{accessible, complete_all, submit};
+use gpupool::runtime::{self, BoundDevice};
+use gpupool::{Backup, ErrorKind, MemPool, SegmentEvent, SegmentEventKind, Stream, empty, empty_cache};
 
 fn whole() -> MemPool {
     builder().no_split(true).build().unwrap()
-}
-
-/// Calls of the driver's memory functions so far.
-fn driver_calls() -> u64 {
-    memory_stats(device(0)).unwrap().driver_calls
 }
 
 /// What a callback registers: bytes by address.
@@ -73,10 +64,10 @@ fn each_segment_is_one_extent_as_large_as_its_block() {
     let pool = whole();
     drop(empty_in(&pool, 2 * MIB, &stream).unwrap());
     for bytes in [600 * MIB, 3 * MIB + 1, 1000] {
-        let before = (driver_calls(), reserved());
+        let before = (memory_calls(), reserved());
         let buffer = if bytes > MIB { pool.empty(bytes, &stream) } else { pool.empty(PAGE + bytes, &stream) }.unwrap();
         // Created, mapped and opened, once each.
-        assert_eq!(driver_calls() - before.0, 3, "{bytes}");
+        assert_eq!(memory_calls() - before.0, 3, "{bytes}");
         assert_eq!(reserved() - before.1, buffer.nbytes().next_multiple_of(PAGE), "{bytes}");
         drop(buffer);
         pool.trim().unwrap();
@@ -162,31 +153,17 @@ fn a_block_that_outlives_its_pool_stays_registered_and_awake() {
     }
 }
 
-/// Memory of the simulated driver's plain allocation, as a user's own.
-#[derive(Debug)]
-struct Own;
-
-// SAFETY: the addresses are the test's own, and no memory is behind them but the simulated driver's.
-unsafe impl SegmentSource for Own {
-    fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
-        let runtime = gpupool::runtime::get()?;
-        let _bound = gpupool::runtime::BoundDevice::new(runtime, stream.device())?;
-        runtime.memory_allocate(bytes)
-    }
-
-    unsafe fn free(&self, address: u64, _bytes: u64, stream: &Stream) -> Result<()> {
-        let runtime = gpupool::runtime::get()?;
-        let _bound = gpupool::runtime::BoundDevice::new(runtime, stream.device())?;
-        // SAFETY: `allocate` returned it, and nothing uses it any more.
-        unsafe { runtime.memory_free(address) }
-    }
-}
-
 #[test]
 fn pools_with_segments_of_their_own_report_them_too() {
     memory!();
     let stream = stream(0);
-    for builder in [builder().segments(true), builder().allocator(Arc::new(Own))] {
+    let with_device = |on: &Stream| BoundDevice::new(runtime::get()?, on.device());
+    let own = source(
+        move |bytes, on| with_device(on).and_then(|_bound| runtime::get()?.memory_allocate(bytes)),
+        // SAFETY: the driver returned it, and nothing uses it any more.
+        move |address, _, on| with_device(on).and_then(|_bound| unsafe { runtime::get()?.memory_free(address) }),
+    );
+    for builder in [builder().segments(true), builder().allocator(own)] {
         for builder in [builder.clone(), builder.no_split(true)] {
             let pool = builder.build().unwrap();
             let early = pool.empty(4 * MIB, &stream).unwrap();
@@ -227,11 +204,11 @@ fn a_pool_with_callbacks_does_not_sleep() {
         let pool = builder.build().unwrap();
         let buffer = pool.empty(8 * MIB, &stream).unwrap();
         let (registered, guard) = Registered::of(&pool);
-        let before = (registered.all(), driver_calls());
+        let before = (registered.all(), memory_calls());
         let error = pool.sleep(Backup::Host).unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::Unavailable(_)), "{error}");
         assert!(error.to_string().contains("on_segment"), "{error}");
-        assert_eq!((registered.all(), driver_calls(), pool.is_asleep()), (before.0, before.1, false));
+        assert_eq!((registered.all(), memory_calls(), pool.is_asleep()), (before.0, before.1, false));
         drop((guard, buffer, pool));
         assert_all_back();
     }
@@ -391,36 +368,6 @@ fn a_segment_that_goes_while_a_new_callback_is_called_for_it_goes_after_that() {
     );
     complete_all().unwrap();
     pool.trim().unwrap();
-}
-
-#[test]
-fn whatever_the_driver_refuses_callbacks_know_what_is_there() {
-    memory!();
-    let stream = stream(0);
-    for call in [Call::ExtentCreate, Call::MemoryMap, Call::MemorySetAccess, Call::MemoryUnmap, Call::ExtentRelease] {
-        for (kind, after) in [(StatusKind::Other, 0), (StatusKind::OutOfMemory, 0), (StatusKind::Other, 1)] {
-            let pool = whole();
-            let (registered, _guard) = Registered::of(&pool);
-            inject(Fault { call, kind, after, times: 1 });
-            let mut held = Vec::new();
-            for bytes in [8 * MIB, 3 * MIB] {
-                held.extend(pool.empty(bytes, &stream));
-                assert!(held.iter().all(|buffer| registered.has(buffer.ptr(), buffer.nbytes())), "{call:?}");
-            }
-            let live = held.len();
-            assert_eq!(registered.all().len(), live, "{call:?} {kind:?} {after}");
-            drop(held);
-            let _ = pool.trim();
-            clear_faults();
-            // What is reported as gone is gone from the pool, though the driver has yet to take it back.
-            assert!(registered.all().is_empty());
-            let again = pool.empty(8 * MIB, &stream).unwrap();
-            assert!(registered.has(again.ptr(), again.nbytes()));
-            drop((again, pool));
-            assert!(registered.all().is_empty());
-            assert_all_back();
-        }
-    }
 }
 
 #[test]

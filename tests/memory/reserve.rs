@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::common::memory::{MIB, assert_all_back, empty_in, out_of_memory, used};
+use crate::common::memory::{MIB, assert_all_back, builder, empty_in, memory_calls, out_of_memory, used};
 use crate::common::{MEMORY, device, on_thread, stream};
 use gpupool::runtime::host::{Call, accessible, before_call, begin_capture, complete_all, end_capture, submit};
 use gpupool::{
@@ -12,14 +12,6 @@ use gpupool::{
 };
 
 const RESERVE: u64 = 256 * MIB;
-
-fn driver_calls() -> u64 {
-    memory_stats(device(0)).unwrap().driver_calls
-}
-
-fn builder() -> MemPoolBuilder {
-    MemPool::builder().device(device(0))
-}
 
 /// A pool that can have no more than it reserves.
 fn reserved() -> MemPool {
@@ -36,7 +28,7 @@ fn it_is_there_from_birth_and_serves_without_a_driver_call() {
         (pool.reserve(), stats.reserved_bytes, stats.cached_bytes, used(0)),
         (RESERVE, RESERVE, RESERVE, RESERVE)
     );
-    let before = driver_calls();
+    let before = memory_calls();
     let whole = empty_in(&pool, RESERVE, &stream).unwrap();
     let start = whole.ptr();
     assert_eq!((whole.pool_id(), pool.stats().unwrap().cached_bytes), (pool.id(), 0));
@@ -47,7 +39,7 @@ fn it_is_there_from_birth_and_serves_without_a_driver_call() {
         assert!(blocks.iter().all(is_inside));
     }
     drop(empty_in(&pool, RESERVE, &stream).unwrap());
-    assert_eq!(driver_calls(), before);
+    assert_eq!(memory_calls(), before);
 }
 
 #[test]
@@ -95,9 +87,9 @@ fn all_of_it_is_in_one_piece_again_after_many_streams_used_it() {
                 (0..32).map(|n| empty_in(&pool, 7 * MIB + n, &streams[n as usize % 8]).unwrap()).collect();
             let small: Vec<_> = streams.iter().map(|stream| empty_in(&pool, 100, stream).unwrap()).collect();
             drop((blocks, small));
-            let before = driver_calls();
+            let before = memory_calls();
             let whole = empty_in(&pool, RESERVE, &streams[3]).unwrap();
-            assert_eq!(driver_calls(), before);
+            assert_eq!(memory_calls(), before);
             whole.ptr()
         })
         .collect();
@@ -193,42 +185,19 @@ fn a_graphs_memory_comes_from_it_and_is_the_graphs_until_its_reset() {
     memory!();
     let (captured, other) = (stream(0), stream(0));
     let pool = reserved();
-    let before = driver_calls();
+    let before = memory_calls();
     let scope = pool.capture(&captured).unwrap();
     begin_capture(&captured, CaptureMode::Global).unwrap();
     drop(empty(200 * MIB, &captured).unwrap());
     end_capture(&captured).unwrap();
     let graph = scope.end().unwrap();
-    assert_eq!(driver_calls(), before);
+    assert_eq!(memory_calls(), before);
     pool.trim().unwrap();
     for stream in [&captured, &other] {
         out_of_memory(empty_in(&pool, 100 * MIB, stream));
     }
     graph.reset();
     drop(empty_in(&pool, RESERVE, &other).unwrap());
-}
-
-#[test]
-fn threads_take_and_give_back_parts_of_it_at_once() {
-    memory!();
-    let pool = reserved();
-    let threads: Vec<_> = (0..4)
-        .map(|number: u64| {
-            let (token, own) = (pool.token(), stream(0));
-            std::thread::spawn(move || {
-                let _scope = token.enter().unwrap();
-                for round in 0..50 {
-                    let blocks =
-                        [(number + round) % 3 * 5 * MIB + 1, 20 * MIB, 300].map(|bytes| empty(bytes, &own).unwrap());
-                    submit(&own).unwrap();
-                    drop(blocks);
-                }
-            })
-        })
-        .collect();
-    threads.into_iter().for_each(|thread| thread.join().unwrap());
-    assert_eq!(pool.stats().unwrap().live_blocks, 0);
-    drop(empty_in(&pool, RESERVE, &stream(0)).unwrap());
 }
 
 #[test]

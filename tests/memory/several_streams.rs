@@ -3,8 +3,8 @@
 
 use std::collections::VecDeque;
 
-use crate::common::memory::{MIB, PAGE, Random, empty_in, reserved};
-use crate::common::{device, stream};
+use crate::common::memory::{MIB, PAGE, Random, builder, empty_in, pool, reserved};
+use crate::common::stream;
 use gpupool::memory::empty_cache;
 use gpupool::runtime::host::{complete, driver_calls, submit};
 use gpupool::{CommitOptions, DeviceBuffer, MemPool, Stream, empty};
@@ -126,14 +126,14 @@ fn pipeline(program: &mut Program) {
 
 /// Steps of streams that take turns in two pools.
 fn two_pools(program: &mut Program) {
-    program.pools = (0..2).map(|_| MemPool::builder().device(device(0)).build().unwrap()).collect();
+    program.pools = (0..2).map(|_| pool()).collect();
     steps(program);
 }
 
 /// Steps in a pool whose limit is less than two of its streams need.
 fn within_a_limit(program: &mut Program) {
     let limit = 256 * MIB;
-    program.pools = vec![MemPool::builder().device(device(0)).limit(limit).build().unwrap()];
+    program.pools = vec![builder().limit(limit).build().unwrap()];
     steps(program);
     assert!(program.reserved <= limit, "{} reserved", program.reserved);
 }
@@ -267,7 +267,7 @@ fn is_put_together(pool: &MemPool, stream: &Stream) -> bool {
 #[test]
 fn a_stream_whose_pool_has_few_pages_of_other_streams_has_small_extents() {
     memory!(1, MEMORY);
-    let pool = || MemPool::builder().device(device(0)).build().unwrap();
+    let pool = || pool();
     let (own, other) = (stream(0), stream(0));
     let with_range = pool();
     let range = with_range.reserve_range(8 * PAGE, PAGE).unwrap();
@@ -279,7 +279,7 @@ fn a_stream_whose_pool_has_few_pages_of_other_streams_has_small_extents() {
     drop(empty_in(&with_range, 64 * MIB, &own).unwrap());
     with_range.trim().unwrap();
     assert!(is_put_together(&with_range, &own));
-    let with_reserve = MemPool::builder().device(device(0)).reserve(4 * PAGE).build().unwrap();
+    let with_reserve = builder().reserve(4 * PAGE).build().unwrap();
     assert!(is_put_together(&with_reserve, &own));
     // One that has little.
     let with_little = pool();

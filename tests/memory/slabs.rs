@@ -1,14 +1,14 @@
 //! Slabs of small blocks: what is left of them serves large requests.
 
-use crate::common::memory::MIB;
-use crate::common::{device, stream};
-use gpupool::{MemPool, empty, empty_cache};
+use crate::common::memory::{MIB, pool};
+use crate::common::stream;
+use gpupool::{empty, empty_cache};
 
 #[test]
 fn a_large_request_has_what_empty_slabs_keep() {
     memory!();
     empty_cache().unwrap();
-    let (pool, stream) = (MemPool::builder().device(device(0)).build().unwrap(), stream(0));
+    let (pool, stream) = (pool(), stream(0));
     let _scope = pool.enter().unwrap();
     let reserved = || pool.stats().unwrap().reserved_bytes;
     // One slab of each size stays.

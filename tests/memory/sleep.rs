@@ -2,36 +2,30 @@
 
 use std::sync::Arc;
 
-use crate::common::memory::{MIB, PAGE, assert_all_back, empty_in, out_of_memory, reserved, used};
+use crate::common::memory::{
+    MIB, PAGE, assert_all_back, builder, empty_in, made_up, out_of_memory, read, reserved, used, write,
+};
 use crate::common::{MEMORY, device, on_thread, stream};
-use gpupool::memory::SegmentSource;
 use gpupool::runtime::host::{
     Call, Fault, accessible, begin_capture, clear_faults, complete_all, create_stream, destroy_stream, end_capture,
     inject, submit,
 };
 use gpupool::{
-    Backup, CaptureMode, DeviceBuffer, Error, ErrorKind, MemPool, MemPoolBuilder, PoolId, StatusKind, Stream, empty,
-    empty_cache, memory_snapshot, memory_stats, memory_summary, on_oom, pinned_stats, set_pinned_limit,
+    Backup, CaptureMode, DeviceBuffer, Error, ErrorKind, MemPool, PoolId, StatusKind, Stream, empty, empty_cache,
+    memory_snapshot, memory_stats, memory_summary, on_oom, pinned_stats, set_pinned_limit,
 };
-
-fn builder() -> MemPoolBuilder {
-    MemPool::builder().device(device(0))
-}
 
 /// Writes a number at the start of each 512 bytes of a block.
 fn fill(buffer: &DeviceBuffer, number: u64) {
     for at in (0..buffer.nbytes().saturating_sub(7)).step_by(512) {
-        // SAFETY: the place is in the block, whose memory is there.
-        unsafe { std::ptr::with_exposed_provenance_mut::<u64>((buffer.ptr() + at) as usize).write(number + at) };
+        write(buffer.ptr() + at, number + at);
     }
 }
 
 #[track_caller]
 fn assert_filled(buffer: &DeviceBuffer, number: u64) {
     for at in (0..buffer.nbytes().saturating_sub(7)).step_by(512) {
-        // SAFETY: the place is in the block, whose memory is there.
-        let found = unsafe { std::ptr::with_exposed_provenance::<u64>((buffer.ptr() + at) as usize).read() };
-        assert_eq!(found, number + at, "at {at} of a block of {} bytes", buffer.nbytes());
+        assert_eq!(read(buffer.ptr() + at), number + at, "at {at} of a block of {} bytes", buffer.nbytes());
     }
 }
 
@@ -319,24 +313,10 @@ fn without_pinned_memory_it_stays_awake() {
     drop(empty_in(&pool, 100, &stream).unwrap());
 }
 
-#[derive(Debug)]
-struct Refusing;
-
-// SAFETY: the addresses are the test's own, and no memory is behind them but the simulated driver's.
-unsafe impl SegmentSource for Refusing {
-    fn allocate(&self, _bytes: u64, _stream: &Stream) -> gpupool::Result<u64> {
-        Ok(1 << 46)
-    }
-
-    unsafe fn free(&self, _address: u64, _bytes: u64, _stream: &Stream) -> gpupool::Result<()> {
-        Ok(())
-    }
-}
-
 #[test]
 fn memory_that_may_be_registered_elsewhere_does_not_sleep() {
     memory!();
-    let pools = [builder().no_split(true), builder().segments(true), builder().allocator(Arc::new(Refusing))];
+    let pools = [builder().no_split(true), builder().segments(true), builder().allocator(made_up())];
     for pool in pools.map(|builder| builder.build().unwrap()) {
         let error = pool.sleep(Backup::Host).unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::Unavailable(_)), "{error}");
@@ -588,25 +568,6 @@ fn the_pool_of_a_block_is_known_while_it_sleeps() {
     pool.sleep(Backup::Host).unwrap();
     assert_eq!(block.pool_id(), pool.id());
     assert_ne!(block.pool_id(), PoolId::NONE);
-}
-
-#[test]
-fn small_blocks_of_many_streams_share_pages_that_sleep() {
-    memory!();
-    let pool = builder().build().unwrap();
-    let streams: Vec<_> = (0..60).map(|_| stream(0)).collect();
-    let mut blocks: Vec<_> = streams.iter().map(|stream| empty_in(&pool, 3000, stream).unwrap()).collect();
-    (1..).zip(&blocks).for_each(|(number, block)| fill(block, number << 32));
-    for round in 0..3 {
-        pool.sleep(Backup::Host).unwrap();
-        assert_eq!(used(0), 0);
-        blocks.truncate(50 - 10 * round);
-        pool.wake().unwrap();
-        assert_whole(&blocks);
-        // Others are served beside them.
-        drop(streams.iter().map(|stream| empty_in(&pool, 5000, stream).unwrap()).collect::<Vec<_>>());
-        assert_whole(&blocks);
-    }
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use crate::common::memory::{MIB, PAGE, assert_all_back, empty_in};
+use crate::common::memory::{MIB, PAGE, assert_all_back, assert_consists_of, empty_in, pool};
 use crate::common::{device, on_thread, stream};
 use gpupool::memory::deallocate;
 use gpupool::runtime::host::{Call, before_call, clear_before_call, complete_all, submit};
@@ -49,13 +49,6 @@ fn end(helper: MemPool, kept: DeviceBuffer) {
 fn assert_usable(block: &DeviceBuffer, stream: &Stream) {
     block.fill(7, stream).unwrap();
     assert_consists_of(block, 7, stream);
-}
-
-#[track_caller]
-fn assert_consists_of(block: &DeviceBuffer, byte: u8, stream: &Stream) {
-    let mut found = vec![0; block.nbytes() as usize];
-    block.copy_to(&mut found, stream).unwrap();
-    assert!(found.iter().all(|found| *found == byte), "{} instead of {byte}", found[0]);
 }
 
 #[test]
@@ -104,7 +97,7 @@ fn a_private_pools_block_is_as_much_anothers() {
     memory!(1, PAGE);
     let own = stream(0);
     let (helper, kept) = helper(&own);
-    let asker = MemPool::builder().device(device(0)).build().unwrap();
+    let asker = pool();
     let block = empty_in(&asker, MIB / 2, &own).unwrap();
     assert_eq!(block.pool_id(), helper.id());
     refused(helper.sleep(Backup::Host));

@@ -1,62 +1,16 @@
 //! A new stream may get the address of one that was destroyed, whose work goes on: it is another stream, and gets no memory
 //! that the former's work uses.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use crate::common::memory::{MIB, assert_all_back, empty_in};
+use crate::common::memory::{MIB, foreign, use_buffer};
 use crate::common::{device, stream};
-use gpupool::runtime::host::{
-    UsedBlock, begin_capture, complete_all, create_stream, end_capture, replace_stream, submit_using,
-};
-use gpupool::{CaptureMode, DeviceBuffer, MemPool, Stream, empty, memory_stats};
-
-/// The last number of work with a buffer.
-static LAST: AtomicU64 = AtomicU64::new(1);
-
-/// A stream of other code's, which does not block.
-fn foreign() -> Stream {
-    let raw = create_stream(device(0)).unwrap();
-    // SAFETY: the stream is destroyed by `replaced` alone.
-    unsafe { Stream::from_raw_on(raw.as_ptr(), device(0)).unwrap() }
-}
+use gpupool::runtime::host::{begin_capture, complete_all, end_capture, replace_stream};
+use gpupool::{CaptureMode, Stream, empty, memory_stats};
 
 /// The stream that stands at the address of this one, which is destroyed with its work pending.
 fn replaced(stream: &Stream) -> Stream {
     replace_stream(stream.raw(), device(0)).unwrap();
     // SAFETY: the new stream is never destroyed.
     unsafe { Stream::from_raw_on(stream.raw().as_ptr(), device(0)).unwrap() }
-}
-
-/// Submits work with a buffer, which the simulated device sees used by no other work before that is done, or ends the process.
-fn use_buffer(stream: &Stream, buffer: &DeviceBuffer) {
-    let block =
-        UsedBlock { number: LAST.fetch_add(1, Ordering::Relaxed), address: buffer.ptr(), bytes: buffer.nbytes() };
-    submit_using(stream, &[block]).unwrap();
-}
-
-#[test]
-fn the_next_stream_at_the_address_waits_for_what_was_freed_on_the_former() {
-    for bytes in [512, 3 * MIB, 40 * MIB] {
-        host!(2, 64 * MIB);
-        let pool = MemPool::builder().build().unwrap();
-        for allocate in [&|stream: &Stream| empty(bytes, stream), &|stream: &Stream| empty_in(&pool, bytes, stream)]
-            as [&dyn Fn(&Stream) -> gpupool::Result<DeviceBuffer>; 2]
-        {
-            let mut current = foreign();
-            for _ in 0..3 {
-                let buffer = allocate(&current).unwrap();
-                use_buffer(&current, &buffer);
-                drop(buffer);
-                let next = replaced(&current);
-                let buffer = allocate(&next).unwrap();
-                use_buffer(&next, &buffer);
-                drop(buffer);
-                current = next;
-            }
-        }
-        drop(pool);
-        assert_all_back();
-    }
 }
 
 #[test]

@@ -3,11 +3,11 @@
 use std::sync::mpsc::channel;
 use std::thread;
 
-use crate::common::memory::{PAGE, assert_all_back};
+use crate::common::memory::{PAGE, assert_all_back, pool};
 use crate::common::{device, on_thread, stream, wait_until};
 use gpupool::runtime::StreamScope;
 use gpupool::runtime::host::{UsedBlock, complete_all, submit, submit_using};
-use gpupool::{CommitOptions, DeviceBuffer, MemPool, RawStream, Stream, attach, empty, empty_cache, memory_stats};
+use gpupool::{CommitOptions, DeviceBuffer, RawStream, Stream, attach, empty, empty_cache, memory_stats};
 
 /// The driver's answer, which is an error for a stream that was destroyed.
 fn is_alive(stream: RawStream) -> bool {
@@ -82,7 +82,7 @@ fn a_scope_that_its_thread_has_not_ended_keeps_the_stream_until_the_next_scope_o
 #[test]
 fn a_range_keeps_no_stream() {
     memory!();
-    let pool = MemPool::builder().device(device(0)).build().unwrap();
+    let pool = pool();
     let range = pool.reserve_range(8 * PAGE, PAGE).unwrap();
     let (first, pinned_on) = (stream(0), stream(0));
     let raws = [first.raw(), pinned_on.raw()];

@@ -1,5 +1,6 @@
 //! The summary: every byte that the driver says is used is somebody's, and once only.
 
+use crate::common::memory::{MIB, builder};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Barrier, mpsc};
@@ -11,11 +12,9 @@ use gpupool::memory::feed;
 use gpupool::runtime::host::{Call, Fault, clear_faults, complete_all, inject, submit};
 use gpupool::runtime::{self, BoundDevice};
 use gpupool::{
-    ErrorKind, HandlePool, HandleStats, MemPool, MemorySummary, PoolId, PoolSummary, Pooled, Simulated, StatusKind,
-    Stream, devices_in_use, empty, empty_cache, memory_stats, memory_summary, reset_peak_stats,
+    ErrorKind, HandlePool, HandleStats, MemorySummary, PoolId, PoolSummary, Pooled, Simulated, StatusKind, Stream,
+    devices_in_use, empty, empty_cache, memory_stats, memory_summary, reset_peak_stats,
 };
-
-const MIB: u64 = 1 << 20;
 
 fn summary() -> MemorySummary {
     memory_summary(device(0)).unwrap()
@@ -58,8 +57,8 @@ fn every_used_byte_is_a_pools_a_handles_a_workspaces_or_anothers() {
     // Handles that other tests left idle have no workspace.
     Simulated::pool().trim(None).unwrap();
     let (one, two) = (stream(0), stream(0));
-    let pool = MemPool::builder().device(device(0)).build().unwrap();
-    let segments = MemPool::builder().device(device(0)).segments(true).limit(64 * MIB).build().unwrap();
+    let pool = builder().build().unwrap();
+    let segments = builder().segments(true).limit(64 * MIB).build().unwrap();
     let mut buffers = vec![empty(3 * MIB, &one).unwrap(), empty(700, &two).unwrap()];
     for pool in [&pool, &segments] {
         let _scope = pool.enter().unwrap();
@@ -96,7 +95,7 @@ fn every_used_byte_is_a_pools_a_handles_a_workspaces_or_anothers() {
 fn what_goes_back_once_the_gpu_is_done_is_neither_live_nor_cached() {
     memory!();
     let stream = stream(0);
-    let pool = MemPool::builder().device(device(0)).build().unwrap();
+    let pool = builder().build().unwrap();
     let buffer = {
         let _scope = pool.enter().unwrap();
         empty(8 * MIB, &stream).unwrap()
@@ -124,7 +123,7 @@ fn what_goes_back_once_the_gpu_is_done_is_neither_live_nor_cached() {
 fn a_dropped_pool_is_reported_as_long_as_it_has_blocks() {
     memory!();
     let stream = stream(0);
-    let pool = MemPool::builder().device(device(0)).build().unwrap();
+    let pool = builder().build().unwrap();
     let id = pool.id();
     let buffer = {
         let _scope = pool.enter().unwrap();
@@ -143,7 +142,7 @@ fn a_dropped_pool_is_reported_as_long_as_it_has_blocks() {
 fn each_stream_has_its_part_and_the_largest_comes_first() {
     memory!();
     let (small, large) = (stream(0), stream(0));
-    let pool = MemPool::builder().device(device(0)).build().unwrap();
+    let pool = builder().build().unwrap();
     let scope = pool.enter().unwrap();
     let first = empty(MIB, &small).unwrap();
     let other = on_thread({
@@ -182,7 +181,7 @@ fn counters_do_not_go_back_when_pools_go() {
     drop(empty(64, &stream).unwrap());
     let (allocations, frees) = counts();
     for round in 1..=20 {
-        let pool = MemPool::builder().device(device(0)).build().unwrap();
+        let pool = builder().build().unwrap();
         let scope = pool.enter().unwrap();
         drop((empty(64, &stream).unwrap(), empty(MIB, &stream).unwrap()));
         drop((scope, pool));
@@ -233,7 +232,7 @@ fn devices_in_use_are_those_with_memory_or_handles() {
 #[test]
 fn a_summary_adds_up_while_threads_allocate_and_free() {
     memory!();
-    let pool = MemPool::builder().device(device(0)).build().unwrap();
+    let pool = builder().build().unwrap();
     let is_over = Arc::new(AtomicBool::new(false));
     let (sender, receiver) = mpsc::sync_channel(16);
     let threads: Vec<_> = (0..4)
@@ -362,7 +361,7 @@ fn leases_of_many_threads_at_once_are_all_in_the_peak() {
 fn one_reset_is_for_the_peaks_of_memory_too() {
     memory!();
     let stream = stream(0);
-    let pool = MemPool::builder().device(device(0)).build().unwrap();
+    let pool = builder().build().unwrap();
     let scope = pool.enter().unwrap();
     let _kept = empty(MIB, &stream).unwrap();
     drop(empty(32 * MIB, &stream).unwrap());

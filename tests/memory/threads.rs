@@ -6,9 +6,9 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::{self, JoinHandle};
 
-use crate::common::memory::{MIB, Random, assert_all_back, empty_in};
-use crate::common::{device, stream};
-use gpupool::memory::{MemoryAction, memory_snapshot};
+use crate::common::memory::{MIB, Random, assert_all_back, empty_in, pool};
+use crate::common::stream;
+use gpupool::memory::MemoryAction;
 use gpupool::runtime::host::{Call, before_call, submit};
 use gpupool::{DeviceBuffer, MemPool, PoolStats, Recording, Stream, empty, empty_cache, snapshot};
 
@@ -44,10 +44,6 @@ impl Drop for Worker {
         drop(self.sender.take());
         self.thread.take().unwrap().join().unwrap();
     }
-}
-
-fn pool() -> MemPool {
-    MemPool::builder().device(device(0)).build().unwrap()
 }
 
 /// Returns the bytes of a layer's activation in a step, whose batches differ.
@@ -174,18 +170,6 @@ fn programs_of_threads_that_take_turns_peak_as_if_they_had_one_thread() {
 }
 
 #[test]
-fn what_one_thread_frees_serves_the_next_one_of_the_stream() {
-    memory!();
-    let (pool, stream) = (pool(), stream(0));
-    let workers = [Worker::new(&pool), Worker::new(&pool)];
-    for bytes in [512, 5 * MIB, 40 * MIB] {
-        let first = pair(&workers[0], bytes, &stream);
-        assert_eq!(pair(&workers[1], bytes, &stream), first);
-        assert_eq!(pair(&workers[0], bytes, &stream), first);
-    }
-}
-
-#[test]
 fn a_large_request_moves_its_streams_own_pages() {
     const LARGE: u64 = 116 * MIB;
     memory!();
@@ -207,49 +191,6 @@ fn a_large_request_moves_its_streams_own_pages() {
     let _large = on_each(&[LARGE / MIB]);
     let grown = pool.stats().unwrap().reserved_bytes - reserved;
     assert_eq!(grown, 4 * (LARGE - 96 * MIB), "{} MiB", grown / MIB);
-}
-
-#[test]
-fn a_thread_allocates_from_what_another_one_left() {
-    memory!();
-    let (pool, stream) = (pool(), stream(0));
-    let of = stream.clone();
-    let passed: Vec<_> = {
-        let worker = Worker::new(&pool);
-        worker.run(move || (0..8).map(|_| empty(6 * MIB, &of).unwrap()).collect())
-    };
-    let counted = || {
-        let segments = memory_snapshot().unwrap().into_iter().filter(|segment| segment.pool == pool.id()).count();
-        (pool.stats().unwrap().reserved_bytes, segments)
-    };
-    let before = counted();
-    let worker = Worker::new(&pool);
-    worker.run(move || drop(passed));
-    worker.run(move || (0..1000).for_each(|_| drop(empty(48 * MIB, &stream).unwrap())));
-    assert_eq!(counted(), before);
-}
-
-#[test]
-fn a_graph_takes_nothing_of_other_threads_and_leaves_them_nothing() {
-    memory!();
-    let (pool, stream) = (Arc::new(pool()), stream(0));
-    let workers = [Worker::new(&pool), Worker::new(&pool)];
-    let plain = pair(&workers[0], 4 * MIB, &stream);
-    let of = stream.clone();
-    let (memory, captured) = {
-        let pool = Arc::clone(&pool);
-        workers[1].run(move || {
-            let capture = pool.capture(&of).unwrap();
-            let captured = empty(4 * MIB, &of).unwrap().ptr();
-            (capture.end().unwrap(), captured)
-        })
-    };
-    assert_ne!(captured, plain);
-    let of = stream.clone();
-    let two = workers[0].run(move || [(); 2].map(|()| empty(4 * MIB, &of).unwrap()));
-    assert!(two.iter().all(|block| block.ptr() != captured));
-    drop(two);
-    memory.reset();
 }
 
 #[test]

@@ -1,15 +1,11 @@
 //! Once memory has run out every free block is looked at: a request fails only where none has room for it.
 
-use crate::common::memory::{MIB, PAGE, empty_in, out_of_memory};
-use crate::common::{device, stream};
-use gpupool::{DeviceBuffer, MemPool, MemPoolBuilder, Result, Stream, empty};
+use crate::common::memory::{MIB, PAGE, builder, empty_in, out_of_memory};
+use crate::common::stream;
+use gpupool::{DeviceBuffer, MemPool, Result, Stream, empty};
 
 const KIB: u64 = 1 << 10;
 const MEMORY: u64 = 64 * MIB;
-
-fn builder() -> MemPoolBuilder {
-    MemPool::builder().device(device(0))
-}
 
 /// A pool that can have a page alone.
 fn of_one_page() -> MemPool {

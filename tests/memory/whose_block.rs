@@ -1,10 +1,10 @@
 //! Whose a block is: an address that was freed before, or is another's, frees nothing of gpupool's own.
 
-use crate::common::memory::{MIB, assert_all_back, deallocate};
+use crate::common::memory::{MIB, assert_all_back, deallocate, pool};
 use crate::common::{device, on_thread, stream};
 use gpupool::memory::record_stream;
 use gpupool::runtime::host::{Call, Fault, before_call, clear_before_call, clear_faults, inject};
-use gpupool::{Backup, ErrorKind, MemPool, PinnedBuffer, Result, StatusKind, empty, empty_pinned, memory_stats};
+use gpupool::{Backup, ErrorKind, PinnedBuffer, Result, StatusKind, empty, empty_pinned, memory_stats};
 
 /// The address of pinned memory that was freed, which the next request for as much gets.
 fn freed(bytes: u64) -> u64 {
@@ -32,7 +32,7 @@ fn fill(buffer: &mut PinnedBuffer, byte: u8) {
 fn a_second_free_does_not_free_the_backup_of_a_sleeping_pool() {
     memory!();
     let stream = stream(0);
-    let pool = MemPool::builder().device(device(0)).build().unwrap();
+    let pool = pool();
     let weights = pool.empty(4 * MIB, &stream).unwrap();
     weights.copy_from(&[7; 4 << 20], &stream).unwrap();
     let address = freed(4 * MIB);
@@ -86,7 +86,7 @@ fn a_free_that_the_driver_keeps_memory_of_is_one() {
     let stream = stream(0);
     for call in [Call::MemoryUnmap, Call::ExtentRelease, Call::Bind, Call::ExchangeCaptureMode] {
         for is_elsewhere in [false, true] {
-            let pool = MemPool::builder().device(device(0)).build().unwrap();
+            let pool = pool();
             let address = pool.empty(4 * MIB, &stream).unwrap().into_ptr();
             pool.close().unwrap();
             inject(Fault { call, kind: StatusKind::Other, after: 0, times: 1 });
