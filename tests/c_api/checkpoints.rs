@@ -55,13 +55,6 @@ fn assert_told(told: &Told, before: &Live, after: &Live) {
 
 /// What the slots of 700 bytes are cut from.
 const SLAB: u64 = 64 << 10;
-/// Slots of several slabs, blocks in a page, and blocks of pages.
-const SIZES: [u64; 9] = [1, 700, 700, 4096, 60 << 10, 100 << 10, MIB, 3 * MIB + 1, 20 * MIB];
-
-fn allocate_all(pool: CPool, stream: &Stream) -> Live {
-    SIZES.iter().map(|&bytes| (pool.allocate(bytes, stream), bytes)).collect()
-}
-
 #[test]
 fn what_is_free_beside_restored_blocks_serves_requests() {
     memory!();

@@ -281,7 +281,7 @@ fn cross(contexts: [Context; 2], touch: Touch, handles: [HandlePool; 2]) -> usiz
 
 #[test]
 fn threads_in_callbacks_do_not_wait_for_each_other() {
-    memory!();
+    host!();
     log::set_logger(&Calling).unwrap();
     log::set_max_level(LevelFilter::Debug);
     let _guard = on_oom(|_, _| {

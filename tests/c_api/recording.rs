@@ -8,16 +8,14 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Barrier, Mutex};
 use std::thread;
 
-use crate::common::c_pools::for_graphs;
-use crate::common::memory::deallocate;
+use crate::common::c_pools::{device_stats, for_graphs};
+use crate::common::memory::{MIB, deallocate};
 use crate::common::{MEMORY, device, stream};
-use gpupool::c_api::{Block, C_API, DeviceStats, Event, Recording, Segment, SnapshotVisitor};
+use gpupool::c_api::{Block, C_API, Event, Recording, Segment, SnapshotVisitor};
 use gpupool::memory::{MemoryAction, allocate, record_stream};
 use gpupool::runtime::host::{Call, Fault, accessible, clear_faults, complete_all, inject, submit};
 use gpupool::{MemPool, PoolId, StatusKind, Stream, empty_cache};
 
-const INVALID_VALUE: c_int = 2;
-const MIB: u64 = 1 << 20;
 /// Set in the numbers of a program's stacks.
 const OURS: u32 = 1 << 31;
 
@@ -76,9 +74,7 @@ thread_local! {
 
 /// The stack that the test has set; takes locks of gpupool's, none of which is held.
 unsafe extern "C" fn take_stack(_is_free: c_int) -> u32 {
-    let mut stats = DeviceStats { size: size_of::<DeviceStats>() as u64, ..DeviceStats::default() };
-    // SAFETY: the statistics say their size.
-    assert_eq!(unsafe { (C_API.device_stats)(0, &raw mut stats) }, 0);
+    device_stats(0);
     NEXT.get()
 }
 
@@ -159,9 +155,7 @@ fn what_statistics_say_of_small_and_large_blocks_is_the_sum_of_such_segments() {
             sum[3] += block.requested;
         }
     }
-    let mut stats = DeviceStats { size: size_of::<DeviceStats>() as u64, ..DeviceStats::default() };
-    // SAFETY: the statistics say their size.
-    assert_eq!(unsafe { (C_API.device_stats)(0, &raw mut stats) }, 0);
+    let stats = device_stats(0);
     let of_kind = |kind: usize| {
         [stats.reserved_bytes, stats.allocated_bytes, stats.active_bytes, stats.requested_bytes]
             .map(|stats| stats[kind].current.cast_unsigned())
@@ -220,6 +214,10 @@ fn a_snapshot_has_each_segment_and_block_by_address() {
     let of_pool = snapshot(0, Some(pool.id())).segments;
     assert!(!of_pool.is_empty() && of_pool.iter().all(|(segment, _)| segment.pool == pool.id()));
     assert!(snapshot(1, None).segments.iter().all(|(segment, _)| segment.device == 1));
+    let of_an_older_program =
+        SnapshotVisitor { size: 16, context: ptr::null_mut(), segment: None, block: None, event: None };
+    // SAFETY: a visitor without functions is told nothing.
+    assert_eq!(unsafe { (C_API.snapshot)(-1, ptr::null(), &raw const of_an_older_program) }, 0);
     complete_all().unwrap();
     [small, large, private, elsewhere].into_iter().for_each(|address| deallocate(address, None).unwrap());
 }
@@ -374,22 +372,6 @@ fn stacks_of_others_are_not_taken_for_the_programs() {
     [block, other].into_iter().for_each(|address| deallocate(address, None).unwrap());
 }
 
-#[test]
-fn wrong_calls_are_refused() {
-    memory!();
-    let visitor = SnapshotVisitor { size: 0, context: ptr::null_mut(), segment: None, block: None, event: None };
-    // SAFETY: what cannot be right is refused, and a visitor without functions is told nothing.
-    unsafe {
-        assert_eq!((C_API.snapshot)(-1, ptr::null(), ptr::null()), INVALID_VALUE);
-        assert_eq!((C_API.snapshot)(-1, ptr::null(), &raw const visitor), INVALID_VALUE);
-        let visitor = SnapshotVisitor { size: 16, ..visitor };
-        assert_eq!((C_API.snapshot)(9, ptr::null(), &raw const visitor), INVALID_VALUE);
-        assert_eq!((C_API.snapshot)(-1, ptr::null(), &raw const visitor), 0, "of an older program");
-        assert_eq!((C_API.visit_stacks)(ptr::null_mut(), None), INVALID_VALUE);
-    }
-    assert_eq!(record(Some(Recording { size: 3, ..recording() })), INVALID_VALUE);
-}
-
 /// What an observer has learnt: blocks that are held or wait, and pages that are mapped.
 #[derive(Debug, Default)]
 struct Seen {
@@ -448,9 +430,7 @@ unsafe extern "C" fn observer(context: *mut c_void, event: *const Event) {
     // SAFETY: the context is a test's, which lives until the observation has ended, and gpupool passes an event.
     let (seen, event) = unsafe { (&*context.cast::<Mutex<Seen>>(), &*event) };
     seen.lock().unwrap().see(event);
-    let mut stats = DeviceStats { size: size_of::<DeviceStats>() as u64, ..DeviceStats::default() };
-    // SAFETY: the statistics say their size.
-    assert_eq!(unsafe { (C_API.device_stats)(event.device, &raw mut stats) }, 0);
+    device_stats(event.device);
     gpupool::memory_snapshot().unwrap();
 }
 
@@ -581,9 +561,7 @@ fn what_the_driver_refuses_leaves_what_is_told_and_counted_right() {
     complete_all().unwrap();
     empty_cache().unwrap();
     assert_seen_what_there_is(&seen);
-    let mut stats = DeviceStats { size: size_of::<DeviceStats>() as u64, ..DeviceStats::default() };
-    // SAFETY: the statistics say their size.
-    assert_eq!(unsafe { (C_API.device_stats)(0, &raw mut stats) }, 0);
+    let stats = device_stats(0);
     let left = [stats.active, stats.allocation, stats.segment, stats.reserved_bytes, stats.inactive_split_bytes];
     assert!(left.iter().flatten().all(|stat| stat.current == 0 && stat.allocated == stat.freed), "{stats:?}");
 }

@@ -30,7 +30,6 @@ tests=(
   "0 c_api handles::a_lease_ends_once"
   "0 c_api handles::a_lease_is_its_holders_until_it_ends_on_any_thread"
   "0 c_api handles::nobody_gets_a_discarded_handle_again"
-  "0 c_api handles::the_next_thread_gets_the_handle_of_one_that_ended"
   "0 handles creation::out_of_memory_for_good_says_what_is_needed_and_who_holds_it"
   "0 handles leases::a_lease_may_end_on_another_thread_and_after_a_trim"
   "0 handles leases::a_request_over_the_limit_takes_what_an_ended_thread_held"

@@ -4,7 +4,7 @@ use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use crate::common::memory::used;
+use crate::common::memory::{read, used, write};
 use crate::common::{MEMORY, device, on_thread, stream};
 use gpupool::library::Library;
 use gpupool::library::simulated::SimulatedLibrary;
@@ -63,16 +63,6 @@ fn give_up(address: u64, bytes: u64) -> Result<()> {
 fn free(address: u64) -> Result<()> {
     // SAFETY: the simulated platform checks that this is an allocation, and no test uses it afterwards.
     unsafe { driver().memory_free(address) }
-}
-
-fn write(address: u64, value: u64) {
-    // SAFETY: the tests write only where something is mapped with access.
-    unsafe { std::ptr::with_exposed_provenance_mut::<u64>(address as usize).write_volatile(value) }
-}
-
-fn read(address: u64) -> u64 {
-    // SAFETY: the tests read only where something is mapped with access.
-    unsafe { std::ptr::with_exposed_provenance::<u64>(address as usize).read_volatile() }
 }
 
 #[track_caller]
@@ -542,30 +532,4 @@ fn memory_calls_are_counted() {
     assert_code(free(1), 1);
     assert_eq!(driver_calls(), before + 8);
     give_up(address, PAGE).unwrap();
-}
-
-#[test]
-fn threads_map_and_unmap_at_once() {
-    memory!();
-    let before = used(0);
-    let threads: Vec<_> = (0..4)
-        .map(|number| {
-            std::thread::spawn(move || {
-                let address = driver().address_reserve(8 * PAGE).unwrap();
-                for turn in 0..200 {
-                    let at = address + turn % 8 * PAGE;
-                    let extent = driver().extent_create(location(0), PAGE).unwrap();
-                    map(at, PAGE, extent).unwrap();
-                    set_access(at, PAGE, &[device(0)]).unwrap();
-                    write(at, number << 32 | turn);
-                    release(extent).unwrap();
-                    assert_eq!(read(at), number << 32 | turn);
-                    unmap(at, PAGE).unwrap();
-                }
-                give_up(address, 8 * PAGE).unwrap();
-            })
-        })
-        .collect();
-    threads.into_iter().for_each(|thread| thread.join().unwrap());
-    assert_eq!(used(0), before);
 }
