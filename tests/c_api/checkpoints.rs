@@ -5,15 +5,14 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::ptr;
-use std::sync::{Mutex, mpsc};
-use std::thread::{self, JoinHandle};
+use std::sync::Mutex;
 
 use crate::common::c_pools::{
     Address, CCheckpoint, CPool, INVALID_VALUE, Told, create, failed, for_graphs, free, options, record_stream, ticket,
     try_free,
 };
 use crate::common::memory::{MIB, PAGE, assert_all_back};
-use crate::common::{device, stream};
+use crate::common::{Worker, device, stream};
 use gpupool::c_api::{C_API, Event, PoolOptions};
 use gpupool::memory::MemoryAction;
 use gpupool::runtime::host::{Call, Fault, begin_capture, clear_faults, complete_all, end_capture, inject, submit};
@@ -293,36 +292,6 @@ struct Sent(CCheckpoint);
 
 // SAFETY: a checkpoint may be used on any thread.
 unsafe impl Send for Sent {}
-
-type Job = Box<dyn FnOnce() + Send>;
-
-/// A thread that does what it is told, one thing after the other.
-struct Worker {
-    jobs: Option<mpsc::Sender<Job>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Worker {
-    fn start() -> Self {
-        let (jobs, given) = mpsc::channel::<Job>();
-        Self { jobs: Some(jobs), thread: Some(thread::spawn(move || given.into_iter().for_each(|job| job()))) }
-    }
-
-    fn run<R: Send + 'static>(&self, job: impl FnOnce() -> R + Send + 'static) -> R {
-        let (done, result) = mpsc::channel();
-        let job = Box::new(move || done.send(job()).unwrap());
-        self.jobs.as_ref().unwrap().send(job).unwrap();
-        result.recv().expect("the job does not panic")
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        self.jobs = None;
-        let ended = self.thread.take().unwrap().join();
-        assert!(ended.is_ok() || thread::panicking());
-    }
-}
 
 const STREAMS: usize = 2;
 

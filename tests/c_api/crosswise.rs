@@ -10,11 +10,9 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use log::{LevelFilter, Log, Metadata, Record};
-
 use crate::common::c_pools::{INVALID_VALUE, last_error, options, succeeded};
 use crate::common::memory::{MIB, PAGE, empty_in};
-use crate::common::{MEMORY, device, stream, wait_until};
+use crate::common::{MEMORY, device, log_to, stream, wait_until};
 use gpupool::c_api::{C_API, Event, RangeHandle};
 use gpupool::library::{Library, RawHandle};
 use gpupool::memory::SegmentSource;
@@ -49,20 +47,6 @@ fn called(kind: Kind) {
     if let Some((_, act)) = act {
         act();
     }
-}
-
-struct Calling;
-
-impl Log for Calling {
-    fn enabled(&self, _: &Metadata<'_>) -> bool {
-        true
-    }
-
-    fn log(&self, _: &Record<'_>) {
-        called(Kind::Logger);
-    }
-
-    fn flush(&self) {}
 }
 
 /// Actions of events that calls deliver while they have pages in hand.
@@ -282,8 +266,7 @@ fn cross(contexts: [Context; 2], touch: Touch, handles: [HandlePool; 2]) -> usiz
 #[test]
 fn threads_in_callbacks_do_not_wait_for_each_other() {
     host!();
-    log::set_logger(&Calling).unwrap();
-    log::set_max_level(LevelFilter::Debug);
+    log_to(|_| called(Kind::Logger));
     let _guard = on_oom(|_, _| {
         called(Kind::Oom);
         false

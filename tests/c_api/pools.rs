@@ -1,10 +1,8 @@
 //! Pools from C: what they are like, which of them serves a request, and what becomes of their memory.
 
-use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::Mutex;
-use std::thread;
 
 use crate::common::c_pools::{
     Address, CPool, DRIVER, INVALID_VALUE, OUT_OF_MEMORY, create, failed, for_graphs, free, named, options,
@@ -408,48 +406,6 @@ fn scopes_by_id_lead_to_a_pool_for_graphs_and_to_nothing_once_it_is_gone() {
         free(block);
         pool.release();
     }
-}
-
-#[test]
-fn threads_that_work_on_one_stream_of_a_graph_s_pool_at_once_never_get_the_same_memory() {
-    memory!();
-    let (stream, pool) = (stream(0), for_graphs());
-    let (held, passed) = (Mutex::new(BTreeMap::new()), Mutex::new(None));
-    let work = &|thread: u64| {
-        let mut own = Vec::new();
-        for step in 0..2000_u64 {
-            let bytes = SIZES[(step * 7 + thread) as usize % SIZES.len()] + step % 5 * 512;
-            let block = pool.allocate(bytes, &stream);
-            {
-                let mut held = held.lock().unwrap();
-                let before: Option<(&u64, &u64)> = held.range(..block.0 + bytes).next_back();
-                assert!(before.is_none_or(|(start, bytes)| start + bytes <= block.0), "{block:?} was handed out twice");
-                held.insert(block.0, bytes);
-            }
-            own.push(block);
-            if own.len() > 8 {
-                let freed = own.swap_remove(step as usize % 8);
-                held.lock().unwrap().remove(&freed.0);
-                if step % 2 == 0 {
-                    free(freed);
-                } else {
-                    // By whichever thread comes next.
-                    let before = passed.lock().unwrap().replace(freed);
-                    before.into_iter().for_each(free);
-                }
-            }
-        }
-        own
-    };
-    let left: Vec<_> = thread::scope(|scope| {
-        let threads: Vec<_> = (0..4).map(|thread| scope.spawn(move || work(thread))).collect();
-        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
-    });
-    passed.into_inner().unwrap().into_iter().for_each(free);
-    let checkpoint = pool.checkpoint();
-    assert_eq!(pool.restore(&checkpoint).freed.len(), left.len());
-    left.into_iter().for_each(free);
-    pool.release();
 }
 
 /// What a source was asked.

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
-use crate::common::memory::{builder, deallocate, empty_in, pool, used};
+use crate::common::memory::{assert_all_back, builder, deallocate, empty_in, pool, says};
 use crate::common::{MEMORY, device, on_thread, stream};
 use gpupool::memory::{
     SegmentFunctions, SegmentSource, allocate, begin_allocate_to_pool, end_allocate_to_pool,
@@ -32,29 +32,12 @@ fn stats() -> [PoolStats; 2] {
     })
 }
 
-/// Nobody holds anything, and everything is back.
-fn assert_all_back() {
-    complete_all().unwrap();
-    empty_cache().unwrap();
-    for (ordinal, stats) in stats().into_iter().enumerate() {
-        let live = (stats.live_blocks, stats.live_bytes, stats.requested_bytes, stats.waiting_blocks);
-        assert_eq!((live, stats.reserved_bytes), ((0, 0, 0, 0), 0), "device {ordinal}");
-        assert_eq!(memory_stats(device(ordinal as u32)).unwrap().pools, 1, "device {ordinal}");
-    }
-    assert_eq!([used(0), used(1)], [0, 0]);
-}
-
-fn assert_says(error: &Error, words: &[&str]) {
-    let text = error.to_string();
-    assert!(words.iter().all(|word| text.contains(word)), "{text:?} does not say {words:?}");
-}
-
 /// The call was refused as one that cannot be right, the error says all the words, and no count has changed.
 fn assert_refused<T>(call: impl FnOnce() -> Result<T>, words: &[&str]) {
     let before = stats();
     let error = call().map(drop).expect_err("this cannot be right");
     assert!(matches!(error.kind(), ErrorKind::InvalidValue(_)), "{error}");
-    assert_says(&error, words);
+    says(&error, words);
     assert_eq!(stats(), before, "{error}");
 }
 
@@ -62,7 +45,7 @@ fn assert_no_memory<T>(outcome: Result<T>, bytes: u64) -> Error {
     let error = outcome.map(drop).expect_err("there is not so much");
     let ErrorKind::OutOfMemory(out) = error.kind() else { panic!("{error}") };
     assert!(matches!(out.wanted, Wanted::Memory { bytes: wanted, .. } if wanted == bytes), "{error}");
-    assert_says(&error, &[&format!("({bytes} bytes)"), "device 0"]);
+    says(&error, &[&format!("({bytes} bytes)"), "device 0"]);
     error
 }
 
@@ -246,7 +229,7 @@ fn sizes_beyond_any_device_are_refused_without_a_driver_call() {
         assert_no_memory(allocate(bytes, &stream), bytes);
         for pool in pools() {
             let error = assert_no_memory(empty_in(&pool, bytes, &stream), bytes);
-            assert_says(&error, &[&format!("pool {}", pool.id())]);
+            says(&error, &[&format!("pool {}", pool.id())]);
             assert_eq!((pool.use_count(), pool.stats().unwrap().reserved_bytes), (1, 0));
         }
     }
@@ -261,7 +244,7 @@ fn sizes_beyond_any_host_and_nodes_that_are_none_are_refused_by_name() {
         for outcome in [empty_pinned(bytes, None).map(drop), empty_pinned(bytes, Some(&own)).map(drop)] {
             let error = outcome.expect_err("there is not so much");
             assert!(matches!(error.kind(), ErrorKind::OutOfMemory(_)), "{error}");
-            assert_says(&error, &[&format!("({bytes} bytes)"), "NUMA node 0"]);
+            says(&error, &[&format!("({bytes} bytes)"), "NUMA node 0"]);
         }
         let error = warm_pinned(bytes, None).expect_err("there is not so much");
         assert!(matches!(error.kind(), ErrorKind::OutOfMemory(_)), "{error}");
@@ -289,7 +272,7 @@ fn an_address_that_is_no_streams_is_named() {
     for address in odd.into_iter().chain([block.ptr() as usize]) {
         // SAFETY: the simulated devices recognise what is no stream.
         let error = unsafe { Stream::from_raw(std::ptr::without_provenance_mut(address)) }.unwrap_err();
-        assert_says(&error, &[&format!("{address:#x}"), "not the address of a stream"]);
+        says(&error, &[&format!("{address:#x}"), "not the address of a stream"]);
     }
     // The default streams have small numbers.
     for address in [0, 1, 2] {
@@ -531,7 +514,7 @@ fn a_limit_of_nothing_gives_nothing() {
         assert_eq!(pool.limit(), Some(0));
         for bytes in SIZES {
             let error = assert_no_memory(empty_in(&pool, bytes, &stream), bytes);
-            assert_says(&error, &[&pool.id().to_string(), "limit"]);
+            says(&error, &[&pool.id().to_string(), "limit"]);
             assert_eq!((pool.stats().unwrap().reserved_bytes, pool.use_count()), (0, 1));
         }
         pool.set_limit(None);
@@ -557,7 +540,7 @@ fn a_fraction_is_from_0_to_1() {
     let outcomes = SIZES.map(|bytes| empty(bytes, &stream(0)));
     set_per_process_memory_fraction(1.0, device(0)).unwrap();
     for (outcome, bytes) in outcomes.into_iter().zip(SIZES) {
-        assert_says(&assert_no_memory(outcome, bytes), &["fraction"]);
+        says(&assert_no_memory(outcome, bytes), &["fraction"]);
     }
 }
 
@@ -635,7 +618,7 @@ fn an_allocators_own_error_is_what_the_caller_sees() {
     source.answer(|| Err(own_error("get_memory")));
     let error = empty_in(&pool, 700, &stream).map(drop).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Library(refused) if refused.code == 7), "{error}");
-    assert_says(&error, &["the test's allocator", "get_memory", "NO"]);
+    says(&error, &["the test's allocator", "get_memory", "NO"]);
     assert_eq!((pool.stats().unwrap().reserved_bytes, pool.use_count(), source.held()), (0, 1, Vec::new()));
     source.answer_again();
     drop(empty_in(&pool, 700, &stream).unwrap());
@@ -740,7 +723,7 @@ fn c_functions_may_answer_null_or_nonsense() {
     let pools = functions.map(|source| builder().allocator(Arc::new(source)).build().unwrap());
     for bytes in SIZES {
         let error = assert_no_memory(empty_in(&pools[0], bytes, &stream), bytes);
-        assert_says(&error, &["null pointer", &pools[0].id().to_string()]);
+        says(&error, &["null pointer", &pools[0].id().to_string()]);
         assert_eq!(FREED.swap(0, Ordering::Relaxed), 0);
         assert_refused(|| empty_in(&pools[1], bytes, &stream), &["0x12345678", "512"]);
         assert!(FREED.swap(0, Ordering::Relaxed) > 0);
@@ -801,31 +784,24 @@ fn what_holds_memory_can_be_printed() {
     assert!(printed.contains(&format!("{:?}", pool.id())), "{printed}");
 }
 
-/// A buffer's block is freed by its address, which is wrong, and its page serves another stream; then the buffer frees it.
-fn free_a_buffer_s_block_by_its_address(bytes: u64) {
-    let (first, second) = (stream(0), stream(0));
-    let buffer = empty(bytes, &first).unwrap();
-    let address = buffer.ptr();
-    deallocate(address, None).unwrap();
-    empty_cache().unwrap();
-    let other = empty(bytes, &second).unwrap();
-    assert_eq!(other.ptr(), address);
-    // Until this thread has the heap's lock cheaply again, into which others have looked.
-    (0..200).for_each(|_| drop(empty(100 << 10, &first).unwrap()));
-    assert_says(&buffer.free_on(&first).unwrap_err(), &["freed before"]);
-    assert_eq!(memory_stats(device(0)).unwrap().total.live_blocks, 1);
-    other.free_on(&second).unwrap();
-    assert_all_back();
-}
-
 #[test]
 fn a_buffer_whose_block_was_freed_by_its_address_touches_no_other_block() {
-    memory!(2, MEMORY);
-    free_a_buffer_s_block_by_its_address(4 << 20);
-}
-
-#[test]
-fn a_buffer_whose_slot_was_freed_by_its_address_touches_no_other_slot() {
-    memory!(2, MEMORY);
-    free_a_buffer_s_block_by_its_address(700);
+    memory!();
+    // A block of pages, and a slot of a slab.
+    for bytes in [4 << 20, 700] {
+        let (first, second) = (stream(0), stream(0));
+        let buffer = empty(bytes, &first).unwrap();
+        let address = buffer.ptr();
+        deallocate(address, None).unwrap();
+        empty_cache().unwrap();
+        // Its page serves another stream, and then the buffer frees it.
+        let other = empty(bytes, &second).unwrap();
+        assert_eq!(other.ptr(), address);
+        // Until this thread has the heap's lock cheaply again, into which others have looked.
+        (0..200).for_each(|_| drop(empty(100 << 10, &first).unwrap()));
+        says(&buffer.free_on(&first).unwrap_err(), &["freed before"]);
+        assert_eq!(memory_stats(device(0)).unwrap().total.live_blocks, 1);
+        other.free_on(&second).unwrap();
+        assert_all_back();
+    }
 }

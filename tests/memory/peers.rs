@@ -1,18 +1,14 @@
 //! A device that gets access to another's memory while that comes, moves and goes: once it has access, it has it to every
 //! block. Nothing takes access back, so each test has devices of its own.
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::{self, JoinHandle};
 
-use crate::common::memory::{MIB, PAGE, Random, assert_all_back, builder, empty_in, pool, reserved};
-use crate::common::{device, stream, wait_until};
-use gpupool::runtime::host::{Call, Fault, accessible, before_call, clear_faults, complete_all, inject};
-use gpupool::{
-    Backup, DeviceBuffer, ErrorKind, MemPool, StatusKind, Stream, empty, empty_cache, enable_peer_access, memory_stats,
-};
+use crate::common::memory::{MIB, PAGE, builder, empty_in, pool, reserved};
+use crate::common::{device, stream};
+use gpupool::runtime::host::{Call, Fault, accessible, before_call, clear_faults, inject};
+use gpupool::{Backup, DeviceBuffer, ErrorKind, StatusKind, empty, empty_cache, enable_peer_access};
 
 /// Gives the second device access to the first one's memory.
 fn enable() {
@@ -42,12 +38,8 @@ impl Beside {
 
 /// Returns whether the second device can use all of a block.
 fn reaches(block: &DeviceBuffer) -> bool {
-    reaches_from(block, 1)
-}
-
-fn reaches_from(block: &DeviceBuffer, peer: u32) -> bool {
     let end = block.ptr() + block.nbytes();
-    (block.ptr()..end).step_by(PAGE as usize).chain([end - 1]).all(|at| accessible(at, device(peer)))
+    (block.ptr()..end).step_by(PAGE as usize).chain([end - 1]).all(|at| accessible(at, device(1)))
 }
 
 #[test]
@@ -219,87 +211,4 @@ fn what_was_refused_is_done_when_it_is_asked_for_again() {
     let late = empty(200 * MIB, &own).unwrap();
     assert!(blocks.iter().chain([&late]).all(reaches));
     blocks[0].record_stream(&stream(1)).unwrap();
-}
-
-/// Enabled so often beside threads that allocate, free, grow, sleep and wake.
-const TIMES: u32 = 40;
-/// As the number of those that are enabled: the threads are to end.
-const OVER: u32 = TIMES + 1;
-
-/// The peers of the first two devices, in the order they get access in: each other, then the same.
-fn peer_of(home: u32, number: u32) -> u32 {
-    if number == 1 { 1 - home } else { number }
-}
-
-/// What one of these threads does until all is enabled: its block, of one of the first two devices, is for the peers that
-/// are enabled before it looks, and for as long as it has it.
-fn work(number: u64, enabled: &AtomicU32, checked: &AtomicU64) {
-    let home = (number / 2 % 2) as u32;
-    let own = stream(home);
-    let pool = MemPool::builder().device(device(home)).build().unwrap();
-    let mut random = Random(number + 1);
-    let mut held: Vec<DeviceBuffer> = Vec::new();
-    while enabled.load(Ordering::Acquire) < OVER {
-        let bytes = [600 << 10, 3 * MIB, 7 * MIB, 30 * MIB, 70 * MIB][random.below(5)];
-        let of = if random.below(4) == 0 { &Stream::new(device(home)).unwrap() } else { &own };
-        held.push(if number.is_multiple_of(2) {
-            empty(bytes, of).unwrap()
-        } else {
-            empty_in(&pool, bytes, of).unwrap()
-        });
-        if random.below(8) == 0 {
-            pool.sleep(Backup::None).unwrap();
-            pool.wake().unwrap();
-        }
-        let peers = enabled.load(Ordering::Acquire).min(TIMES);
-        for block in &held {
-            let missing = (1..=peers).map(|number| peer_of(home, number)).find(|&peer| !reaches_from(block, peer));
-            assert!(missing.is_none(), "{missing:?} of {peers} cannot use a block of {} bytes", block.nbytes());
-        }
-        checked.fetch_add(1, Ordering::Relaxed);
-        if held.len() > 4 {
-            held.swap_remove(random.below(held.len()));
-        }
-        if random.below(16) == 0 {
-            empty_cache().unwrap();
-        }
-    }
-}
-
-#[test]
-fn peers_reach_every_block_of_threads_that_allocate_grow_sleep_and_wake() {
-    memory!(TIMES + 1, 16 << 30);
-    let (enabled, checked) = (AtomicU32::new(0), AtomicU64::new(0));
-    thread::scope(|scope| {
-        for number in 0..8 {
-            let (enabled, checked) = (&enabled, &checked);
-            scope.spawn(move || {
-                // The others end where this one fails.
-                let outcome = catch_unwind(AssertUnwindSafe(|| work(number, enabled, checked)));
-                if let Err(panic) = outcome {
-                    enabled.store(OVER, Ordering::Release);
-                    resume_unwind(panic);
-                }
-            });
-        }
-        for peer in 1..=TIMES {
-            let before = checked.load(Ordering::Relaxed);
-            let enable = |home| enable_peer_access(device(home), device(peer_of(home, peer)));
-            let outcome = enable(0).and_then(|()| enable(1));
-            if let Err(error) = outcome {
-                enabled.store(OVER, Ordering::Release);
-                panic!("peer {peer}: {error}");
-            }
-            if enabled.fetch_max(peer, Ordering::AcqRel) >= peer {
-                return;
-            }
-            wait_until("threads have looked", || {
-                checked.load(Ordering::Relaxed) > before + 8 || enabled.load(Ordering::Acquire) > peer
-            });
-        }
-        enabled.store(OVER, Ordering::Release);
-    });
-    complete_all().unwrap();
-    assert_all_back();
-    assert_eq!(memory_stats(device(1)).unwrap().total.reserved_bytes, 0);
 }

@@ -5,27 +5,17 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use crate::common::memory::{MIB, assert_consists_of, empty_in, is_asleep, pool};
-use crate::common::{device, stream, turns, wait_until};
+use crate::common::{device, log_to, stream, turns, wait_until};
 use gpupool::runtime::host::{Call, before_call, begin_capture, end_capture};
 use gpupool::{Backup, CaptureMode, MemPool, Result, empty_pinned, enable_peer_access};
 
 /// Whether a pool was said to wait for submissions.
 static WAITS: AtomicBool = AtomicBool::new(false);
 
-struct Waits;
-
-impl log::Log for Waits {
-    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
-        true
+fn note_wait(record: &log::Record<'_>) {
+    if record.args().to_string().contains("is just being submitted") {
+        WAITS.store(true, Ordering::SeqCst);
     }
-
-    fn log(&self, record: &log::Record<'_>) {
-        if record.args().to_string().contains("is just being submitted") {
-            WAITS.store(true, Ordering::SeqCst);
-        }
-    }
-
-    fn flush(&self) {}
 }
 
 /// Has another thread put the pool to sleep when `submit` is about to call the driver, and returns what became of it once
@@ -48,8 +38,7 @@ fn submit_beside_sleep(pool: &Arc<MemPool>, call: Call, submit: impl FnOnce() ->
 #[test]
 fn what_is_just_being_submitted_is_done_before_the_memory_goes() {
     memory!();
-    log::set_logger(&Waits).unwrap();
-    log::set_max_level(log::LevelFilter::Debug);
+    log_to(note_wait);
     enable_peer_access(device(0), device(1)).unwrap();
     let (own, other, far) = (stream(0), stream(0), stream(1));
     let pool = Arc::new(pool());
@@ -118,8 +107,7 @@ fn what_comes_once_the_pool_falls_asleep_is_refused() {
 #[test]
 fn a_fill_that_a_capture_just_takes_has_the_pool_stay_awake() {
     memory!();
-    log::set_logger(&Waits).unwrap();
-    log::set_max_level(log::LevelFilter::Debug);
+    log_to(note_wait);
     let (own, captured) = (stream(0), stream(0));
     let pool = Arc::new(pool());
     let block = empty_in(&pool, 3 * MIB, &own).unwrap();

@@ -44,6 +44,7 @@ fn a_scope_keeps_its_stream() {
     drop(first);
     assert_eq!(Stream::current().unwrap().raw(), address);
     assert!(Stream::current().unwrap().query().unwrap());
+    on_thread(|| assert_eq!(Stream::current().unwrap().raw(), RawStream::LEGACY));
     drop(scope);
     assert!(!is_alive(address));
     assert_eq!(Stream::current().unwrap().raw(), RawStream::LEGACY);

@@ -1,7 +1,7 @@
 //! Streams and threads come and go, and leave nothing behind.
 
-use crate::common::memory::{foreign, pool, reserved};
-use crate::common::{device, on_thread, stream};
+use crate::common::memory::{foreign, reserved};
+use crate::common::{device, stream};
 use gpupool::memory::memory_stats;
 use gpupool::runtime::host::{begin_capture, complete, complete_all, destroy_stream, end_capture, submit};
 use gpupool::{CaptureMode, Stream, empty};
@@ -15,59 +15,6 @@ fn memory_of_streams_that_were_dropped_is_used_by_others() {
     }
     // Two generations at most: one is given back when the next is made.
     assert!(reserved() <= 64 << 20, "{}", reserved());
-}
-
-#[test]
-fn a_thread_takes_over_the_memory_of_one_that_ended() {
-    memory!();
-    let stream = stream(0);
-    for _ in 0..50 {
-        let stream = stream.clone();
-        on_thread(move || drop(empty(4 << 20, &stream).unwrap()));
-    }
-    assert!(reserved() <= 8 << 20, "{}", reserved());
-}
-
-#[test]
-fn pages_of_a_thread_that_waits_serve_others_once_another_thread_has_freed_them() {
-    memory!();
-    let pool = pool();
-    let (_scope, stream) = (pool.enter().unwrap(), stream(0));
-    let (token, other) = (pool.token(), stream.clone());
-    let (sender, receiver) = std::sync::mpsc::channel();
-    let end = std::sync::Arc::new(std::sync::Barrier::new(2));
-    let waits = std::sync::Arc::clone(&end);
-    let thread = std::thread::spawn(move || {
-        let _scope = token.enter().unwrap();
-        for bytes in [64 << 20, 32 << 20] {
-            sender.send(empty(bytes, &other).unwrap()).unwrap();
-            waits.wait();
-        }
-    });
-    for _ in 0..2 {
-        let buffer = receiver.recv().unwrap();
-        let before = pool.stats().unwrap().reserved_bytes;
-        drop(buffer);
-        // Whole extents, and not all of them, since both threads work in the pool.
-        drop(empty(16 << 20, &stream).unwrap());
-        assert_eq!(pool.stats().unwrap().reserved_bytes, before);
-        end.wait();
-    }
-    thread.join().unwrap();
-}
-
-#[test]
-fn the_peak_counts_what_lived_at_once_on_all_streams() {
-    memory!();
-    let pool = pool();
-    let _scope = pool.enter().unwrap();
-    for _ in 0..50 {
-        let (first, second) = (stream(0), stream(0));
-        drop((empty(10 << 20, &first).unwrap(), empty(10 << 20, &second).unwrap()));
-    }
-    drop(empty(512, &stream(0)).unwrap());
-    // Neither forgotten with the streams nor added up over them.
-    assert_eq!(pool.stats().unwrap().peak_live_bytes, 20 << 20);
 }
 
 /// Two foreign streams, one of which knows that the other looks for memory.

@@ -2,115 +2,21 @@
 //! that one thread would.
 
 use std::collections::VecDeque;
-use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, Weak};
-use std::thread::{self, JoinHandle};
+use std::thread::{self};
 
 use crate::common::memory::{MIB, Random, assert_all_back, empty_in, pool};
-use crate::common::stream;
+use crate::common::{Worker, stream};
 use gpupool::memory::MemoryAction;
 use gpupool::runtime::host::{Call, before_call, submit};
-use gpupool::{DeviceBuffer, MemPool, PoolStats, Recording, Stream, empty, empty_cache, snapshot};
+use gpupool::{DeviceBuffer, MemPool, PoolStats, Recording, Stream, empty, snapshot};
 
-const LAYERS: u64 = 24;
-const STEPS: u64 = 12;
-
-/// A thread that runs what it is sent in a scope of the pool, for as long as this lives.
-struct Worker {
-    sender: Option<Sender<Box<dyn FnOnce() + Send>>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Worker {
-    fn new(pool: &MemPool) -> Self {
-        let token = pool.token();
-        let (sender, sent) = channel::<Box<dyn FnOnce() + Send>>();
-        let thread = thread::spawn(move || {
-            let _scope = token.enter().unwrap();
-            sent.iter().for_each(|run| run());
-        });
-        Self { sender: Some(sender), thread: Some(thread) }
-    }
-
-    fn run<R: Send + 'static>(&self, run: impl FnOnce() -> R + Send + 'static) -> R {
-        let (sender, result) = channel();
-        self.sender.as_ref().unwrap().send(Box::new(move || sender.send(run()).unwrap())).unwrap();
-        result.recv().unwrap()
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        drop(self.sender.take());
-        self.thread.take().unwrap().join().unwrap();
-    }
-}
-
-/// Returns the bytes of a layer's activation in a step, whose batches differ.
-fn activation(step: u64, layer: u64) -> u64 {
-    (3 + step * 5 % 7) * (1 + layer % 3) * 331 * 1024
-}
-
-/// Returns the bytes of a layer's weights.
-fn weights(layer: u64) -> u64 {
-    (1 + layer % 4) * 700 * 1024
-}
-
-/// Allocates a step's activations, with what is used in between.
-fn forward(stream: &Stream, step: u64) -> Vec<DeviceBuffer> {
-    let layer = |layer| {
-        let between = empty(2 * activation(step, layer), stream).unwrap();
-        let kept = empty(activation(step, layer), stream).unwrap();
-        drop(between);
-        kept
-    };
-    (0..LAYERS).map(layer).collect()
-}
-
-/// Frees a step's activations while it allocates the gradients, which it returns.
-fn backward(stream: &Stream, step: u64, mut activations: Vec<DeviceBuffer>) -> Vec<DeviceBuffer> {
-    let mut gradients = Vec::new();
-    let mut above = empty(activation(step, LAYERS - 1), stream).unwrap();
-    for layer in (0..LAYERS).rev() {
-        gradients.push(empty(weights(layer), stream).unwrap());
-        let below = empty(activation(step, layer), stream).unwrap();
-        drop(activations.pop());
-        above = below;
-    }
-    drop(above);
-    gradients
-}
-
-/// Trains for a few steps in a pool, with the forward passes on one thread and the backward ones on another or the same,
-/// and returns the pool's statistics.
-fn train(threads: usize) -> PoolStats {
-    let (pool, stream) = (pool(), stream(0));
-    let workers: Vec<_> = (0..threads).map(|_| Worker::new(&pool)).collect();
-    let (main, other) = (&workers[0], workers.last().unwrap());
-    let of = stream.clone();
-    let kept: Vec<_> = main.run(move || (0..LAYERS).map(|layer| empty(weights(layer), &of).unwrap()).collect());
-    for step in 0..STEPS {
-        let of = stream.clone();
-        let activations = main.run(move || forward(&of, step));
-        let of = stream.clone();
-        let gradients = other.run(move || backward(&of, step, activations));
-        main.run(move || drop(gradients));
-    }
-    drop(kept);
-    let stats = pool.stats().unwrap();
-    drop((workers, pool));
-    assert_all_back();
-    stats
-}
-
-#[test]
-fn forward_and_backward_passes_on_two_threads_need_no_more_memory_than_on_one() {
-    memory!();
-    empty_cache().unwrap();
-    let (one, two) = (train(1), train(2));
-    assert_eq!(two.peak_reserved_bytes, one.peak_reserved_bytes, "{two:?}\n{one:?}");
-    // On one thread it is exact.
-    assert_eq!(two.peak_live_bytes, one.peak_live_bytes);
+/// A thread in a scope of the pool.
+fn worker_in(pool: &MemPool) -> Worker {
+    let (worker, token) = (Worker::start(), pool.token());
+    // It ends with the thread.
+    worker.run(move || std::mem::forget(token.enter().unwrap()));
+    worker
 }
 
 /// Allocates and frees a block on a thread, and returns its address.
@@ -129,7 +35,7 @@ enum Step {
 /// Runs turns of steps, each on the next of so many threads, and returns the pool's statistics.
 fn take_turns(turns: &[Vec<Step>], threads: usize) -> PoolStats {
     let (pool, stream) = (pool(), stream(0));
-    let workers: Vec<_> = (0..threads).map(|_| Worker::new(&pool)).collect();
+    let workers: Vec<_> = (0..threads).map(|_| worker_in(&pool)).collect();
     let mut live: Vec<DeviceBuffer> = Vec::new();
     for (turn, worker) in turns.iter().zip(workers.iter().cycle()) {
         let (turn, stream) = (turn.clone(), stream.clone());
@@ -174,7 +80,7 @@ fn a_large_request_moves_its_streams_own_pages() {
     const LARGE: u64 = 116 * MIB;
     memory!();
     let pool = pool();
-    let workers: Vec<_> = (0..4).map(|_| (Worker::new(&pool), stream(0))).collect();
+    let workers: Vec<_> = (0..4).map(|_| (worker_in(&pool), stream(0))).collect();
     let on_each = |sizes: &'static [u64]| -> Vec<_> {
         let allocate = |(worker, stream): &(Worker, Stream)| {
             let stream = stream.clone();
@@ -197,7 +103,7 @@ fn a_large_request_moves_its_streams_own_pages() {
 fn a_block_is_recorded_as_the_allocating_threads() {
     memory!();
     let (pool, stream) = (pool(), stream(0));
-    let workers = [Worker::new(&pool), Worker::new(&pool)];
+    let workers = [worker_in(&pool), worker_in(&pool)];
     let addresses = workers.each_ref().map(|worker| pair(worker, 4 * MIB, &stream));
     assert_eq!(addresses[0], addresses[1]);
     Recording::new().start().unwrap();

@@ -7,12 +7,12 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use log::{LevelFilter, Log, Metadata, Record};
+use log::Record;
 
 use crate::common::memory::{
     MADE_UP, MIB, PAGE, assert_all_back, builder, empty_in, made_up, out_of_memory, pool, pool_of, reserved, source,
 };
-use crate::common::{device, stream};
+use crate::common::{device, log_to, stream};
 use gpupool::c_api::C_API;
 use gpupool::runtime::host::{Call, before_call, complete_all, submit};
 use gpupool::{
@@ -122,35 +122,23 @@ fn no_request_waits_for_the_end_of_what_a_program_gave_to_a_pool() {
     });
 }
 
-/// A logger that reports a line and then waits to go on: it may wait for any lock, whose holder may allocate.
-struct Slow;
-
 /// The awaited line, and where the logger comes to then.
 type Line = (&'static str, Meeting);
 
 static LINE: Mutex<Option<Line>> = Mutex::new(None);
 
-impl Log for Slow {
-    fn enabled(&self, _: &Metadata<'_>) -> bool {
-        true
+/// A logger of the program's, which may wait for any lock, whose holder may allocate.
+fn come_to_the_line(record: &Record<'_>) {
+    let line = LINE.lock().unwrap().take_if(|line| record.args().to_string().contains(line.0));
+    if let Some((_, meeting)) = line {
+        meeting.come();
     }
-
-    fn log(&self, record: &Record<'_>) {
-        let is_meant = |line: &mut Line| record.args().to_string().contains(line.0);
-        let line = LINE.lock().unwrap().take_if(is_meant);
-        if let Some((_, meeting)) = line {
-            meeting.come();
-        }
-    }
-
-    fn flush(&self) {}
 }
 
 #[test]
 fn no_request_waits_for_a_logger_of_another_thread() {
     memory!();
-    log::set_logger(&Slow).unwrap();
-    log::set_max_level(LevelFilter::Debug);
+    log_to(come_to_the_line);
     let _held = empty(500 * MIB, &stream(0)).unwrap();
     let pool = || pool();
     ends_beside(move |called, go_on| {
