@@ -296,8 +296,9 @@ fn a_struct_without_its_size_is_refused() {
             refused((C_API.pinned_times)(null_mut(), &raw mut durations), size, "gpupool_durations");
             let mut counts = handle_counts(size);
             refused((C_API.handle_stats)(SIMULATED, 0, &raw mut counts), size, "gpupool_handle_stats");
-            let (mut made, wrong) = (null_mut(), PoolOptions { size, ..options() });
+            let (mut made, wrong) = (ptr::dangling_mut(), PoolOptions { size, ..options() });
             refused((C_API.pool_create)(0, &raw const wrong, &raw mut made), size, "gpupool_pool_options");
+            assert!(made.is_null());
         }
     }
     deallocate(block);

@@ -11,7 +11,8 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use gpupool::{Device, HandleStats, Stream};
+use gpupool::library::simulated::SimulatedLibrary;
+use gpupool::{Device, HandlePool, HandleStats, Stream};
 use log::{LevelFilter, Log, Metadata, Record};
 
 pub(crate) const MEMORY: u64 = 1 << 30;
@@ -74,6 +75,11 @@ pub(crate) fn wait_until(what: &str, condition: impl Fn() -> bool) {
 /// Runs `f` on a thread that has ended when this returns, its thread-locals destroyed.
 pub(crate) fn on_thread<R: Send + 'static>(f: impl FnOnce() -> R + Send + 'static) -> R {
     thread::spawn(f).join().expect("the thread does not panic")
+}
+
+/// A pool of handles of the test's own.
+pub(crate) fn handle_pool() -> HandlePool {
+    HandlePool::new(SimulatedLibrary).expect("a pool")
 }
 
 type Job = Box<dyn FnOnce() + Send>;

@@ -5,8 +5,8 @@ use std::thread;
 use std::time::Duration;
 
 use crate::common::memory::out_of_memory;
-use crate::common::{MEMORY, assert_none_lost, device, on_thread, stream, wait_until};
-use gpupool::library::simulated::{SimulatedLibrary, resets_of, set_keeps_scratch, stream_of};
+use crate::common::{MEMORY, assert_none_lost, device, handle_pool as pool, on_thread, stream, wait_until};
+use gpupool::library::simulated::{resets_of, set_keeps_scratch, stream_of};
 use gpupool::runtime::host::{
     Call, Fault, begin_capture, clear_faults, complete, complete_all, end_capture, inject, submit,
 };
@@ -17,10 +17,6 @@ use gpupool::{
 
 /// Longer than any test takes.
 const LONG: Duration = Duration::from_secs(600);
-
-fn pool() -> HandlePool {
-    HandlePool::new(SimulatedLibrary).expect("a pool")
-}
 
 fn address(lease: &Lease) -> usize {
     lease.as_ptr().addr()

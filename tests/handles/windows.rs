@@ -5,14 +5,10 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Barrier, OnceLock};
 use std::thread;
 
-use crate::common::{assert_none_lost, device, on_thread, stream};
-use gpupool::library::simulated::{SimulatedLibrary, stream_of};
+use crate::common::{assert_none_lost, device, handle_pool as pool, on_thread, stream};
+use gpupool::library::simulated::stream_of;
 use gpupool::library::{Library, RawHandle};
 use gpupool::{Device, ErrorKind, HandlePool, Pooled, Result, Simulated, Stream, handle};
-
-fn pool() -> HandlePool {
-    HandlePool::new(SimulatedLibrary).expect("a pool")
-}
 
 fn address(pool: HandlePool, stream: &Stream) -> usize {
     pool.handle(stream).expect("a handle").as_ptr().addr()

@@ -1,7 +1,5 @@
 //! Copies between device memory and the host, and fills, on simulated devices.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
 use crate::common::stream;
 use gpupool::runtime::host::{begin_capture, complete, end_capture, submit};
 use gpupool::{CaptureMode, ErrorKind, MemPool, PinnedBuffer, empty, empty_pinned, synchronize};

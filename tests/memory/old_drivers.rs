@@ -25,17 +25,6 @@ fn leave_on_a_foreign_stream(bytes: u64) {
 }
 
 #[test]
-fn a_request_gets_memory_of_a_stream_that_may_be_gone() {
-    old_driver!();
-    leave_on_a_foreign_stream(40 * MIB);
-    let own = stream(0);
-    let buffer = empty(40 * MIB, &own).unwrap();
-    use_buffer(&own, &buffer);
-    drop(buffer);
-    assert_all_back();
-}
-
-#[test]
 fn requests_are_served_while_memory_waits_for_streams_that_may_be_gone() {
     old_driver!();
     for _ in 0..50 {

@@ -9,11 +9,11 @@ use crate::common::memory::{MIB, PAGE, assert_all_back, builder, empty_in, out_o
 use crate::common::{MEMORY, device, on_thread, stream};
 use gpupool::library::{Library, RawHandle};
 use gpupool::memory::{get_per_process_memory_fraction, set_per_process_memory_fraction};
-use gpupool::runtime::host::{accessible, begin_capture, complete, complete_all, end_capture, submit};
+use gpupool::runtime::host::{begin_capture, complete, complete_all, end_capture, submit};
 use gpupool::runtime::{self, BoundDevice};
 use gpupool::{
     CaptureMode, CaptureStatus, CommitOptions, Device, DeviceBuffer, ErrorKind, HandlePool, MemPool, MemoryUse, PoolId,
-    Pooled, Result, Simulated, Stream, Wanted, empty, empty_cache, enable_peer_access, memory_stats, on_oom,
+    Pooled, Result, Simulated, Stream, Wanted, empty, empty_cache, memory_stats, on_oom,
 };
 
 /// Calls of the driver's memory functions, and pages moved, so far.
@@ -177,18 +177,6 @@ fn where_pages_may_not_move_in_free_ones_are_given_back_to_the_driver() {
 fn full_but_for_a_segment(pool: &MemPool, stream: &Stream) -> [DeviceBuffer; 2] {
     drop(empty_in(pool, 600 * MIB, stream).unwrap());
     [empty_in(pool, MIB, stream).unwrap(), empty(MEMORY - 600 * MIB, stream).unwrap()]
-}
-
-#[test]
-fn a_use_on_oom_pool_stands_in_for_the_default_pool() {
-    memory!();
-    let stream = stream(0);
-    let pool = builder().segments(true).use_on_oom(true).build().unwrap();
-    let _held = full_but_for_a_segment(&pool, &stream);
-    let found = empty(500 * MIB, &stream).unwrap();
-    assert_eq!((found.pool_id(), pool.stats().unwrap().live_blocks), (pool.id(), 2));
-    drop(found);
-    assert_eq!(pool.stats().unwrap().live_blocks, 1);
 }
 
 #[test]
@@ -708,33 +696,6 @@ fn a_capture_itself_gets_what_others_keep_free() {
     end_capture(&captured).unwrap();
     drop(in_graph);
     scope.end().unwrap().reset();
-}
-
-/// Nothing takes a peer's access back: this changes the device for the tests after it, none of which asks about peers.
-#[test]
-fn peers_reach_memory_that_was_moved_or_made_after_a_refusal() {
-    memory!();
-    let (own, other) = (stream(0), stream(0));
-    let reach = |block: &DeviceBuffer| {
-        let pages = (block.ptr()..block.ptr() + block.nbytes()).step_by(PAGE as usize);
-        pages.map(|at| accessible(at, device(1))).collect::<Vec<_>>()
-    };
-    let early = empty(64 * MIB, &own).unwrap();
-    enable_peer_access(device(0), device(1)).unwrap();
-    enable_peer_access(device(0), device(1)).unwrap();
-    enable_peer_access(device(0), device(0)).unwrap();
-    assert!(reach(&early).into_iter().all(|is| is));
-    drop(early);
-    let held = scattered(&own);
-    submit(&own).unwrap();
-    let moved = empty(512 * MIB, &other).unwrap();
-    out_of_memory(empty(64 * MIB, &other));
-    assert!(reach(&moved).into_iter().all(|is| is));
-    assert!(held.iter().flat_map(reach).all(|is| is));
-    assert!((moved.ptr()..moved.ptr() + moved.nbytes()).step_by(1 << 21).all(|at| accessible(at, device(0))));
-    // The other way was not asked for.
-    let theirs = empty(PAGE, &stream(1)).unwrap();
-    assert!(!accessible(theirs.ptr(), device(0)));
 }
 
 #[test]

@@ -1,7 +1,5 @@
 //! Pinned memory on simulated devices: what the host may write at once, and what waits for streams and graphs.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
 use crate::common::memory::{MIB, Random, deallocate};
 use crate::common::wait_until;
 use gpupool::runtime::host::{self, Call, Fault};

@@ -1,7 +1,5 @@
 //! Graphs that the driver does not report keep their pinned memory, which never comes back.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
 use gpupool::runtime::host::{Call, Fault, begin_capture, complete_all, end_capture, inject};
 use gpupool::{CaptureMode, StatusKind, empty_pinned, pinned_stats};
 

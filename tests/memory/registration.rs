@@ -215,20 +215,6 @@ fn a_pool_with_callbacks_does_not_sleep() {
 }
 
 #[test]
-fn the_blocks_of_a_closed_pool_do_not_sleep_either() {
-    memory!();
-    let stream = stream(0);
-    let pool = whole();
-    let buffer = pool.empty(8 * MIB, &stream).unwrap();
-    pool.close().unwrap();
-    let error = pool.sleep(Backup::Host).unwrap_err();
-    assert!(matches!(error.kind(), ErrorKind::Unavailable(_)), "{error}");
-    gpupool::sleep(device(0), Backup::Host).unwrap();
-    assert!(accessible(buffer.ptr(), device(0)));
-    gpupool::wake(device(0)).unwrap();
-}
-
-#[test]
 fn the_end_of_a_segment_is_reported_once_the_work_on_its_streams_is_done() {
     memory!();
     let (own, other) = (stream(0), stream(0));

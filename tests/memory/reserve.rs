@@ -5,10 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::common::memory::{MIB, assert_all_back, builder, empty_in, memory_calls, out_of_memory, used};
 use crate::common::{MEMORY, device, on_thread, stream};
-use gpupool::runtime::host::{Call, accessible, before_call, begin_capture, complete_all, end_capture, submit};
+use gpupool::runtime::host::{Call, before_call, begin_capture, complete_all, end_capture, submit};
 use gpupool::{
-    CaptureMode, DeviceBuffer, ErrorKind, MemPool, MemPoolBuilder, PoolId, empty, empty_cache, enable_peer_access,
-    memory_stats, on_oom,
+    CaptureMode, DeviceBuffer, ErrorKind, MemPool, MemPoolBuilder, PoolId, empty, empty_cache, memory_stats, on_oom,
 };
 
 const RESERVE: u64 = 256 * MIB;
@@ -223,24 +222,6 @@ fn memory_of_a_stream_that_is_gone_is_the_pools_again() {
         drop(empty_in(&pool, RESERVE / 2, &gone).unwrap());
     }
     drop(empty_in(&pool, RESERVE, &stream(0)).unwrap());
-}
-
-/// Nothing takes a peer's access back: this changes the device for the tests after it, none of which asks about peers.
-#[test]
-fn peers_reach_what_is_reserved_before_and_after() {
-    memory!();
-    let own = stream(0);
-    let early = reserved();
-    let block = empty_in(&early, 100 * MIB, &own).unwrap();
-    let start = empty_in(&early, RESERVE - 100 * MIB, &own).unwrap().ptr().min(block.ptr());
-    enable_peer_access(device(0), device(1)).unwrap();
-    let late = reserved();
-    let whole = empty_in(&late, RESERVE, &own).unwrap();
-    for start in [start, whole.ptr()] {
-        assert!(
-            (start..start + RESERVE).step_by(2 << 20).all(|at| accessible(at, device(1)) && accessible(at, device(0)))
-        );
-    }
 }
 
 #[test]

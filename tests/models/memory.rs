@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use gpupool::runtime::host::{
-    Call, Fault, UsedBlock, begin_capture, clear_faults, complete, complete_all, create_stream, destroy_stream,
-    end_capture, inject, register as register_memory, submit, submit_using, unregister,
+    Call, Fault, UsedBlock, begin_capture, clear_faults, complete, complete_all, destroy_stream, end_capture, inject,
+    register as register_memory, submit, submit_using, unregister,
 };
 use gpupool::runtime::{self, BoundDevice, MemoryInfo, RelaxedCapture};
 use gpupool::{
@@ -24,7 +24,7 @@ use gpupool::{
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
-use crate::common::memory::deallocate;
+use crate::common::memory::{deallocate, foreign, read, write};
 use crate::common::turns;
 
 const MEMORY: u64 = 96 << 20;
@@ -335,12 +335,6 @@ fn register(pool: &MemPool, registered: &Registered) {
     guard.unwrap().keep();
 }
 
-fn foreign() -> Stream {
-    let raw = create_stream(DEVICE).unwrap();
-    // SAFETY: nothing but the model destroys it, and a simulated stream can be asked for even then.
-    unsafe { Stream::from_raw_on(raw.as_ptr(), DEVICE) }.unwrap()
-}
-
 fn info() -> MemoryInfo {
     let runtime = runtime::get().unwrap();
     let _bound = BoundDevice::new(runtime, DEVICE).unwrap();
@@ -358,16 +352,6 @@ fn old_places(address: u64, bytes: u64) -> impl Iterator<Item = u64> {
     let step = if bytes <= SMALL { 512 } else { STRIDE };
     let inner = (address + 1).next_multiple_of(step);
     std::iter::once(address).chain((inner..(address + bytes)).step_by(step as usize))
-}
-
-fn write(address: u64, value: u64) {
-    // SAFETY: every block has at least 512 bytes at its address, of which the places are multiples of 8.
-    unsafe { std::ptr::with_exposed_provenance_mut::<u64>(address as usize).write_volatile(value) }
-}
-
-fn read(address: u64) -> u64 {
-    // SAFETY: every block has at least 512 bytes at its address, of which the places are multiples of 8.
-    unsafe { std::ptr::with_exposed_provenance::<u64>(address as usize).read_volatile() }
 }
 
 impl Model {
