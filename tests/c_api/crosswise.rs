@@ -10,7 +10,7 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use crate::common::c_pools::{INVALID_VALUE, last_error, options, succeeded};
+use crate::common::c_pools::{INVALID_VALUE, end_observing, last_error, observe, options, succeeded};
 use crate::common::memory::{MIB, PAGE, empty_in};
 use crate::common::{MEMORY, device, log_to, stream, wait_until};
 use gpupool::c_api::{C_API, Event, RangeHandle};
@@ -271,8 +271,7 @@ fn threads_in_callbacks_do_not_wait_for_each_other() {
         called(Kind::Oom);
         false
     });
-    // SAFETY: the function takes any context.
-    succeeded(unsafe { (C_API.observe)(Some(observer), null_mut()) });
+    observe(observer, null_mut());
     let handles = [0, 1].map(|_| HandlePool::new(Own).unwrap());
     let mut refused = Vec::new();
     for pair in pairs() {
@@ -295,15 +294,13 @@ fn threads_in_callbacks_do_not_wait_for_each_other() {
     let names = ["on_oom of a request", "on_segment of a request", "an allocator's malloc", "a library's create"];
     let is_wrong = |(one, other, _): &&(&str, &str, &str)| names.contains(one) && names.contains(other);
     assert_eq!(refused.iter().find(is_wrong), None);
-    // SAFETY: no observer is none.
-    succeeded(unsafe { (C_API.observe)(None, null_mut()) });
+    end_observing();
 }
 
 #[test]
 fn a_range_that_is_dropped_while_pages_of_it_are_taken_is_freed_by_who_takes_them() {
     memory!();
-    // SAFETY: the function takes any context.
-    succeeded(unsafe { (C_API.observe)(Some(observer), null_mut()) });
+    observe(observer, null_mut());
     let stream = stream(0);
     let pool = Arc::new(MemPool::builder().device(device(0)).limit(2 * PAGE).build().unwrap());
     let range = pool.reserve_range(4 * PAGE, PAGE).unwrap();
@@ -329,8 +326,7 @@ fn a_range_that_is_dropped_while_pages_of_it_are_taken_is_freed_by_who_takes_the
     has_ended.recv_timeout(FOREVER).expect("the end of a range waits for the thread that takes its pages");
     may_end.store(1, Ordering::SeqCst);
     request.join().unwrap();
-    // SAFETY: no observer is none.
-    succeeded(unsafe { (C_API.observe)(None, null_mut()) });
+    end_observing();
 }
 
 /// A range of all of a device, that the other thread's callback releases.

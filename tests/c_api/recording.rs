@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Barrier, Mutex};
 use std::thread;
 
-use crate::common::c_pools::{device_stats, for_graphs};
-use crate::common::memory::{MIB, deallocate};
+use crate::common::c_pools::{device_stats, end_observing, for_graphs, observe};
+use crate::common::memory::{MIB, Mapped, deallocate};
 use crate::common::{MEMORY, device, stream};
 use gpupool::c_api::{Block, C_API, Event, Recording, Segment, SnapshotVisitor};
 use gpupool::memory::{MemoryAction, allocate, record_stream};
@@ -102,8 +102,7 @@ struct Ending;
 impl Drop for Ending {
     fn drop(&mut self) {
         record(None);
-        // SAFETY: no observer is none.
-        unsafe { (C_API.observe)(None, ptr::null_mut()) };
+        end_observing();
     }
 }
 
@@ -287,11 +286,8 @@ fn a_block_where_another_was_has_not_its_stack_once_a_recording_has_ended() {
     assert_eq!([small, large, kept].map(|block| visited.block(block).stack), [0, 0, OURS | 1]);
 
     // An observer, and the next recording, know what the last one has left, and leave it.
-    // SAFETY: the function takes any context.
-    unsafe {
-        assert_eq!((C_API.observe)(Some(see_nothing), ptr::null_mut()), 0);
-        assert_eq!((C_API.observe)(None, ptr::null_mut()), 0);
-    }
+    observe(see_nothing, ptr::null_mut());
+    end_observing();
     assert_eq!(stacks(), BTreeSet::from([OURS | 1]));
     assert_eq!(record(Some(recording())), 0);
     assert_eq!(stacks(), BTreeSet::from([OURS | 1]));
@@ -377,8 +373,7 @@ fn stacks_of_others_are_not_taken_for_the_programs() {
 struct Seen {
     blocks: BTreeMap<u64, u64>,
     waiting: BTreeSet<u64>,
-    /// By start and end.
-    mapped: BTreeMap<u64, u64>,
+    mapped: Mapped,
     actions: Vec<c_int>,
     wrong: Vec<String>,
 }
@@ -391,37 +386,13 @@ impl Seen {
             0 => self.blocks.insert(address, bytes).is_none(),
             1 => self.blocks.remove(&address) == Some(bytes) && self.waiting.insert(address),
             2 => self.waiting.remove(&address),
-            3 | 5 => self.map(address, address + bytes) && accessible(address, device(event.device as u32)),
-            4 | 6 => self.unmap(address, address + bytes) && accessible(address, device(event.device as u32)),
+            3 | 5 => self.mapped.map(address, bytes) && accessible(address, device(event.device as u32)),
+            4 | 6 => self.mapped.unmap(address, bytes) && accessible(address, device(event.device as u32)),
             _ => true,
         };
         if !is_right {
             self.wrong.push(format!("{event:?}"));
         }
-    }
-
-    fn map(&mut self, start: u64, end: u64) -> bool {
-        let overlaps = self.mapped.range(..end).next_back().is_some_and(|(_, &known)| known > start);
-        self.mapped.insert(start, end);
-        !overlaps
-    }
-
-    fn unmap(&mut self, mut start: u64, end: u64) -> bool {
-        while start < end {
-            let Some((&first, &last)) = self.mapped.range(..=start).next_back().filter(|(_, last)| **last > start)
-            else {
-                return false;
-            };
-            self.mapped.remove(&first);
-            if first < start {
-                self.mapped.insert(first, start);
-            }
-            if last > end {
-                self.mapped.insert(end, last);
-            }
-            start = last.min(end);
-        }
-        true
     }
 }
 
@@ -434,15 +405,8 @@ unsafe extern "C" fn observer(context: *mut c_void, event: *const Event) {
     gpupool::memory_snapshot().unwrap();
 }
 
-fn observe(seen: &Mutex<Seen>) {
-    let context = ptr::from_ref(seen).cast_mut().cast();
-    // SAFETY: the function takes this context from any thread, and the test ends the observation before it.
-    assert_eq!(unsafe { (C_API.observe)(Some(observer), context) }, 0);
-}
-
-fn end_observing() {
-    // SAFETY: no observer is none.
-    assert_eq!(unsafe { (C_API.observe)(None, ptr::null_mut()) }, 0);
+fn observe_by(seen: &Mutex<Seen>) {
+    observe(observer, ptr::from_ref(seen).cast_mut().cast());
 }
 
 /// What the observer saw is what there is.
@@ -455,24 +419,9 @@ fn assert_seen_what_there_is(seen: &Mutex<Seen>) {
     let blocks = visited.segments.iter().flat_map(|(_, blocks)| blocks).filter(is_held);
     let there: BTreeSet<u64> = blocks.map(|block| block.address.addr() as u64).collect();
     assert_eq!(seen.blocks.keys().chain(&seen.waiting).copied().collect::<BTreeSet<_>>(), there);
-    let mut mapped: Vec<(u64, u64)> = Vec::new();
-    for (&start, &end) in &seen.mapped {
-        match mapped.last_mut().filter(|last| last.1 == start) {
-            Some(last) => last.1 = end,
-            None => mapped.push((start, end)),
-        }
-    }
-    let mut segments: Vec<(u64, u64)> = Vec::new();
-    let mut all: Vec<_> =
-        visited.segments.iter().map(|(segment, _)| (segment.address.addr() as u64, segment.bytes)).collect();
-    all.sort_unstable();
-    for (start, bytes) in all {
-        match segments.last_mut().filter(|last| last.1 == start) {
-            Some(last) => last.1 += bytes,
-            None => segments.push((start, start + bytes)),
-        }
-    }
-    assert_eq!(mapped, segments);
+    let mut segments = Mapped::default();
+    assert!(visited.segments.iter().all(|(segment, _)| segments.map(segment.address.addr() as u64, segment.bytes)));
+    assert_eq!(seen.mapped, segments);
 }
 
 #[test]
@@ -481,7 +430,7 @@ fn an_observer_is_told_of_everything_while_no_lock_is_held() {
     complete_all().unwrap();
     empty_cache().unwrap();
     let (seen, _ending) = (Mutex::new(Seen::default()), Ending);
-    observe(&seen);
+    observe_by(&seen);
     let (own, other) = (stream(0), stream(0));
     let actions = || std::mem::take(&mut seen.lock().unwrap().actions);
     let small = allocate(1000, &own).unwrap();
@@ -544,7 +493,7 @@ fn what_the_driver_refuses_leaves_what_is_told_and_counted_right() {
     complete_all().unwrap();
     empty_cache().unwrap();
     let (seen, _ending) = (Mutex::new(Seen::default()), Ending);
-    observe(&seen);
+    observe_by(&seen);
     let (own, other) = (stream(0), stream(0));
     for call in Call::ALL {
         for (kind, after) in [(StatusKind::OutOfMemory, 0), (StatusKind::Other, 0), (StatusKind::Other, 3)] {
@@ -572,7 +521,7 @@ fn what_was_there_before_an_observer_is_told_when_it_goes() {
     let (stream, _ending) = (stream(0), Ending);
     let block = allocate(MIB, &stream).unwrap();
     let seen = Mutex::new(Seen::default());
-    observe(&seen);
+    observe_by(&seen);
     assert_eq!(record(Some(recording())), 0);
     assert_eq!(record(None), 0, "the observer stays");
     deallocate(block, None).unwrap();
@@ -586,7 +535,7 @@ fn threads_are_observed_in_the_order_of_what_happens_at_each_address() {
     complete_all().unwrap();
     empty_cache().unwrap();
     let (seen, _ending) = (Mutex::new(Seen::default()), Ending);
-    observe(&seen);
+    observe_by(&seen);
     let (threads, barrier, is_over, handed) = (4, Barrier::new(5), AtomicBool::new(false), AtomicU32::new(0));
     let given = Mutex::new(Vec::new());
     thread::scope(|scope| {

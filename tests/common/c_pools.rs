@@ -3,7 +3,7 @@
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr;
 
-use gpupool::c_api::{C_API, Checkpoint, DeviceStats, PoolHandle, PoolOptions, PoolSource};
+use gpupool::c_api::{C_API, Checkpoint, DeviceStats, Observer, PoolHandle, PoolOptions, PoolSource};
 use gpupool::{PoolId, Stream};
 
 pub(crate) const OUT_OF_MEMORY: c_int = 1;
@@ -71,6 +71,16 @@ pub(crate) fn stats_of(fill: impl FnOnce(*mut DeviceStats) -> c_int) -> DeviceSt
 pub(crate) fn device_stats(ordinal: c_int) -> DeviceStats {
     // SAFETY: the statistics say their size.
     stats_of(|stats| unsafe { (C_API.device_stats)(ordinal, stats) })
+}
+
+pub(crate) fn observe(observer: Observer, context: *mut c_void) {
+    // SAFETY: the function takes this context from any thread, and the test ends the observation before it.
+    succeeded(unsafe { (C_API.observe)(Some(observer), context) });
+}
+
+pub(crate) fn end_observing() {
+    // SAFETY: no observer is none.
+    succeeded(unsafe { (C_API.observe)(None, ptr::null_mut()) });
 }
 
 /// A use of a pool, to be released. Any thread may have it.

@@ -1,5 +1,6 @@
 //! What the tests of memory share.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -192,6 +193,56 @@ impl Drop for AllBack {
         if !thread::panicking() {
             assert_all_back();
         }
+    }
+}
+
+/// Mapped memory, joined where it is adjacent: end by start.
+#[derive(PartialEq, Eq, Default, Debug)]
+pub(crate) struct Mapped(BTreeMap<u64, u64>);
+
+impl Mapped {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns whether none of it was mapped before.
+    pub(crate) fn map(&mut self, mut start: u64, bytes: u64) -> bool {
+        let mut end = start + bytes;
+        if let Some((&before, &its_end)) = self.0.range(..end).next_back() {
+            if its_end > start {
+                return false;
+            }
+            if its_end == start {
+                self.0.remove(&before);
+                start = before;
+            }
+        }
+        if let Some(its_end) = self.0.remove(&end) {
+            end = its_end;
+        }
+        self.0.insert(start, end);
+        true
+    }
+
+    /// Returns whether all of it was mapped, and is no more.
+    pub(crate) fn unmap(&mut self, start: u64, bytes: u64) -> bool {
+        let end = start + bytes;
+        let Some((&first, &last)) = self.0.range(..=start).next_back().filter(|(_, last)| **last >= end) else {
+            return false;
+        };
+        self.0.remove(&first);
+        if first < start {
+            self.0.insert(first, start);
+        }
+        if end < last {
+            self.0.insert(end, last);
+        }
+        true
+    }
+
+    /// Returns whether such memory is all mapped.
+    pub(crate) fn has(&self, start: u64, bytes: u64) -> bool {
+        self.0.range(..=start).next_back().is_some_and(|(_, &end)| end >= start + bytes)
     }
 }
 

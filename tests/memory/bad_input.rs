@@ -55,7 +55,6 @@ fn hex(address: u64) -> String {
 
 /// A pool of each kind.
 fn pools() -> [MemPool; 4] {
-    let builder = || builder();
     [builder(), builder().no_split(true), builder().segments(true), builder().allocator(Arc::new(Fake::new()))]
         .map(|builder| builder.build().unwrap())
 }

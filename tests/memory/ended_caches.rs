@@ -82,7 +82,6 @@ enum Knower {
 /// Ends a cache, then has free memory on two streams, the second of which may get what the cache was; returns whether a third
 /// stream's request gets the first one's memory.
 fn is_first_asked_first(knower: Knower) -> bool {
-    let pool = || pool();
     let (ending, lasting) = (Arc::new(pool()), pool());
     let (old, first, second, third) = (stream(0), stream(0), stream(0), stream(0));
     drop(empty_in(&ending, PAGE, &old).unwrap());

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
-use crate::common::memory::{builder, deallocate, pool};
+use crate::common::memory::{Mapped, builder, deallocate, pool};
 use crate::common::{device, on_thread, stream, wait_until};
 use gpupool::memory::{MemoryAction, MemoryEvent, MemorySnapshot, allocate, empty_cache};
 use gpupool::runtime::host::{complete, submit};
@@ -41,8 +41,7 @@ fn actions(events: &[MemoryEvent]) -> Vec<MemoryAction> {
 /// Segments and blocks of one device, from which events are taken back.
 #[derive(Default)]
 struct Undone {
-    /// Mapped memory, joined where it is adjacent: end by start.
-    mapped: BTreeMap<u64, u64>,
+    mapped: Mapped,
     /// Blocks that are held, or wait: bytes asked for, and whether it waits.
     blocks: BTreeMap<u64, (u64, bool)>,
 }
@@ -61,32 +60,13 @@ impl Undone {
     }
 
     fn map(&mut self, start: u64, bytes: u64) {
-        let (mut start, mut end) = (start, start + bytes);
-        if let Some((&before, &its_end)) = self.mapped.range(..end).next_back() {
-            assert!(its_end <= start, "{start:#x} is mapped twice: {before:#x} to {its_end:#x} is there");
-            if its_end == start {
-                self.mapped.remove(&before);
-                start = before;
-            }
-        }
-        if let Some(its_end) = self.mapped.remove(&end) {
-            end = its_end;
-        }
-        self.mapped.insert(start, end);
+        assert!(self.mapped.map(start, bytes), "{start:#x} is mapped twice: {:x?}", self.mapped);
     }
 
     fn unmap(&mut self, start: u64, bytes: u64) {
-        let end = start + bytes;
-        let (&first, &last) = self.mapped.range(..=start).next_back().expect("it is mapped");
-        assert!(last >= end, "{start:#x} to {end:#x} is mapped");
-        assert!(self.blocks.range(start..end).next().is_none(), "nothing is held in memory that is not mapped yet");
-        self.mapped.remove(&first);
-        if first < start {
-            self.mapped.insert(first, start);
-        }
-        if end < last {
-            self.mapped.insert(end, last);
-        }
+        assert!(self.mapped.unmap(start, bytes), "{start:#x} and {bytes} bytes are mapped: {:x?}", self.mapped);
+        let has_blocks = self.blocks.range(start..start + bytes).next().is_some();
+        assert!(!has_blocks, "nothing is held in memory that is not mapped yet");
     }
 
     fn undo(&mut self, event: &MemoryEvent) {
@@ -95,8 +75,7 @@ impl Undone {
             MemoryAction::FreeCompleted => {
                 let former = self.blocks.insert(address, (event.nbytes, true));
                 assert!(former.is_none(), "{event:?}: it is held, {former:?}");
-                let (_, &end) = self.mapped.range(..=address).next_back().expect("it is mapped");
-                assert!(end >= address + event.nbytes, "{event:?}: it is in a segment");
+                assert!(self.mapped.has(address, event.nbytes), "{event:?}: it is in a segment");
             }
             MemoryAction::FreeRequested => {
                 let block = self.blocks.get_mut(&address).unwrap_or_else(|| panic!("{event:?}: it is there"));
@@ -335,7 +314,7 @@ fn snapshots_taken_while_sixteen_threads_allocate_agree_with_their_events() {
             let (is_over, sender, receiver, shared) = (&is_over, sender.clone(), &receiver, &shared);
             scope.spawn(move || {
                 let mut own = stream(0);
-                let pool = (number % 4 == 0).then(|| pool());
+                let pool = (number % 4 == 0).then(pool);
                 let mut random = number + 1;
                 let mut next = move |bound: u64| {
                     random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);

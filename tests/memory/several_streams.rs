@@ -267,7 +267,6 @@ fn is_put_together(pool: &MemPool, stream: &Stream) -> bool {
 #[test]
 fn a_stream_whose_pool_has_few_pages_of_other_streams_has_small_extents() {
     memory!(1, MEMORY);
-    let pool = || pool();
     let (own, other) = (stream(0), stream(0));
     let with_range = pool();
     let range = with_range.reserve_range(8 * PAGE, PAGE).unwrap();

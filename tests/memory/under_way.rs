@@ -140,7 +140,6 @@ fn no_request_waits_for_a_logger_of_another_thread() {
     memory!();
     log_to(come_to_the_line);
     let _held = empty(500 * MIB, &stream(0)).unwrap();
-    let pool = || pool();
     ends_beside(move |called, go_on| {
         *LINE.lock().unwrap() = Some(("of moved pages", Meeting::new(called, go_on)));
         drop(empty_in(&pool(), PAGE, &stream(0)).unwrap());
@@ -279,7 +278,6 @@ fn asked_as_another_frees(after: u32, ask: impl FnOnce() + Send + 'static) {
 #[test]
 fn what_others_free_during_the_search_is_found_for_a_block_a_commit_a_reserve_and_a_pool_that_wakes() {
     memory!(1, 5 * PAGE);
-    let pool = || pool();
     // The second page is created in vain once at first, and once more when what is free has been given back.
     for after in [1, 3] {
         asked_as_another_frees(after, move || {
