@@ -1,7 +1,7 @@
 //! Scopes from C: what they route into a pool, and how long.
 
 use std::ffi::c_int;
-use std::{ptr, thread};
+use std::thread;
 
 use crate::common::c_pools::{CPool, INVALID_VALUE, create, failed, options, succeeded};
 use crate::common::memory::MIB;
@@ -81,9 +81,6 @@ fn what_is_no_scope_or_no_pool_is_refused() {
     });
     succeeded(leave(scope));
     failed(leave(scope), INVALID_VALUE, &["leave each scope once"]);
-    failed(leave(0), INVALID_VALUE, &["0 is not a scope"]);
-    // SAFETY: a null place is refused.
-    failed(unsafe { (C_API.pool_enter)(pool.0, ptr::null_mut()) }, INVALID_VALUE, &["scope is a null pointer"]);
     pool.release();
     let mut scope = 7;
     // SAFETY: a pool that was released is refused.

@@ -21,7 +21,6 @@ mod out_of_memory;
 mod peaks;
 mod peers;
 mod pinned;
-mod pinned_unknown_graphs;
 mod pools;
 mod ranges;
 mod recording;

@@ -218,3 +218,24 @@ fn it_is_freed_and_recorded_by_its_address_alone() {
     assert_ne!(empty_pinned(32 * MIB, None).unwrap().ptr(), address);
     host::complete(&stream, work).unwrap();
 }
+
+/// Graphs that the driver does not report keep their pinned memory, which never comes back.
+#[test]
+fn a_graph_that_the_driver_does_not_report_keeps_its_blocks() {
+    host!();
+    let refused: [&[Call]; 3] =
+        [&[Call::StreamCapture], &[Call::GraphRetain], &[Call::StreamCaptureStatus, Call::StreamCapture]];
+    for (count, calls) in (1..).zip(refused) {
+        let stream = Stream::new(device(0)).unwrap();
+        host::begin_capture(&stream, CaptureMode::Relaxed).unwrap();
+        calls.iter().for_each(|&call| host::inject(Fault { call, kind: StatusKind::Other, after: 0, times: 1 }));
+        let buffer = empty_pinned(1 << 20, Some(&stream)).unwrap();
+        drop(host::end_capture(&stream).unwrap());
+        drop(buffer);
+        host::complete_all().unwrap();
+        // Looks at what waits.
+        drop(empty_pinned(5 << 20, None).unwrap());
+        gpupool::empty_cache().unwrap();
+        assert_eq!(pinned_stats(None).unwrap().total.waiting_blocks, count, "{calls:?}");
+    }
+}

@@ -79,6 +79,9 @@ fn sizes_and_pages_that_do_not_fit_are_refused_with_the_values() {
     refused(range.commit(&[0, 32], &stream, plain()), &["32 pages", "no page 32"]);
     refused(range.pin(&[0, 32], None), &["no page 32"]);
     refused(range.unpin(&[0], None), &["page 0", "not pinned"]);
+    for pages in [33, u32::MAX] {
+        refused(range.prepare(pages), &[&pages.to_string(), "32"]);
+    }
     refused(range.commit(&[0], &other, plain()), &["enable_peer_access"]);
     assert_eq!((range.committed_bytes().unwrap(), used(0)), (0, 0));
     range.commit(Vec::new().as_slice(), &stream, plain()).unwrap();
@@ -550,16 +553,6 @@ fn prepared_pages_are_only_mapped_by_a_commit_and_go_when_asked_to() {
     assert!(pool.sleep(Backup::None).unwrap() > 0);
     assert_eq!(used(0), 0);
     pool.wake().unwrap();
-}
-
-#[test]
-fn no_more_pages_are_prepared_than_a_range_has() {
-    memory!();
-    let pool = pool();
-    let range = pool.reserve_range(8 * PAGE, 2 * PAGE).unwrap();
-    for pages in [5, u32::MAX] {
-        refused(range.prepare(pages), &[&pages.to_string(), "4"]);
-    }
 }
 
 #[test]
