@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::ptr;
 
-use crate::common::c_pools::{Address, INVALID_VALUE, create, failed, for_graphs, free, options, succeeded, ticket};
-use crate::common::memory::{MIB, PAGE, Random, assert_all_back};
+use crate::common::c_pools::{Address, INVALID_VALUE, create, failed, for_graphs, free, options, succeeded};
+use crate::common::memory::{MIB, PAGE, Random};
 use crate::common::stream;
 use gpupool::Stream;
 use gpupool::c_api::C_API;
@@ -20,12 +20,12 @@ fn allocate_at(address: Address, bytes: u64, stream: &Stream) -> i32 {
 
 #[test]
 fn what_a_graphs_pool_has_had_is_allocated_again_where_it_was_in_any_order() {
-    host!();
+    memory!();
     let (stream, pool, mut random) = (stream(0), for_graphs(), Random(7));
     let mut had: Vec<(Address, u64)> = Vec::new();
     for _ in 0..200 {
         let bytes = SIZES[random.below(SIZES.len())];
-        had.push((pool.try_allocate(bytes, ticket(), &stream).unwrap(), bytes));
+        had.push((pool.allocate(bytes, &stream), bytes));
     }
     for _ in 0..20 {
         let mut live: BTreeMap<Address, u64> = had.iter().copied().collect();
@@ -49,16 +49,14 @@ fn what_a_graphs_pool_has_had_is_allocated_again_where_it_was_in_any_order() {
         }
     }
     had.iter().for_each(|(address, _)| free(*address));
-    // SAFETY: it is the only use.
-    succeeded(unsafe { (C_API.pool_release)(pool.0) });
-    assert_all_back();
+    pool.release();
 }
 
 #[test]
 fn a_block_is_placed_in_the_middle_of_what_is_free() {
-    host!();
+    memory!();
     let (stream, pool) = (stream(0), create(options()));
-    let whole = pool.try_allocate(8 * MIB, ticket(), &stream).unwrap();
+    let whole = pool.allocate(8 * MIB, &stream);
     free(whole);
     let at = |offset: u64| Address(whole.0 + offset);
     succeeded(allocate_at(at(3 * MIB), 2 * MIB, &stream));
@@ -72,18 +70,16 @@ fn a_block_is_placed_in_the_middle_of_what_is_free() {
     // Behind the slab, which stays for the next of its size, all is one piece again.
     succeeded(allocate_at(at(2 * MIB), 6 * MIB, &stream));
     free(at(2 * MIB));
-    // SAFETY: it is the only use.
-    succeeded(unsafe { (C_API.pool_release)(pool.0) });
-    assert_all_back();
+    pool.release();
 }
 
 #[test]
 fn a_small_block_without_a_slab_is_placed_where_it_was() {
-    host!(1, PAGE);
+    memory!(1, PAGE);
     let (stream, pool) = (stream(0), create(options()));
     // Beside it there is no room for a slab of 16 blocks.
-    let large = pool.try_allocate(PAGE - (100 << 10), ticket(), &stream).unwrap();
-    let small = pool.try_allocate(8 << 10, ticket(), &stream).unwrap();
+    let large = pool.allocate(PAGE - (100 << 10), &stream);
+    let small = pool.allocate(8 << 10, &stream);
     for _ in 0..2 {
         free(small);
         succeeded(allocate_at(small, 8 << 10, &stream));
@@ -94,17 +90,15 @@ fn a_small_block_without_a_slab_is_placed_where_it_was() {
     failed(allocate_at(behind, 8 << 10, &stream), INVALID_VALUE, &["not free there"]);
     free(small);
     free(large);
-    // SAFETY: it is the only use.
-    succeeded(unsafe { (C_API.pool_release)(pool.0) });
-    assert_all_back();
+    pool.release();
 }
 
 #[test]
 fn what_cannot_be_is_refused() {
-    host!();
+    memory!();
     let (stream, other) = (stream(0), Stream::new(crate::common::device(0)).unwrap());
     let pool = create(options());
-    let block = pool.try_allocate(4 * MIB, ticket(), &stream).unwrap();
+    let block = pool.allocate(4 * MIB, &stream);
     let inside = Address(block.0 + MIB);
     failed(allocate_at(inside, MIB, &stream), INVALID_VALUE, &["not free there"]);
     failed(allocate_at(Address(4096), MIB, &stream), INVALID_VALUE, &["not memory that gpupool handed out"]);
@@ -114,13 +108,9 @@ fn what_cannot_be_is_refused() {
     failed(allocate_at(block, u64::MAX, &stream), INVALID_VALUE, &["not free there"]);
     failed(allocate_at(block, MIB, &other), INVALID_VALUE, &["another stream"]);
     succeeded(allocate_at(block, 4 * MIB, &stream));
-    // SAFETY: the handle is a pool's, and the bytes are not wanted.
-    succeeded(unsafe { (C_API.pool_trim)(pool.0, ptr::null_mut()) });
+    pool.trim();
     free(block);
-    // SAFETY: as above.
-    succeeded(unsafe { (C_API.pool_trim)(pool.0, ptr::null_mut()) });
+    pool.trim();
     failed(allocate_at(block, 4 * MIB, &stream), INVALID_VALUE, &[&format!("{:#x}", block.0)]);
-    // SAFETY: it is the only use.
-    succeeded(unsafe { (C_API.pool_release)(pool.0) });
-    assert_all_back();
+    pool.release();
 }

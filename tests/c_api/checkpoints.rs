@@ -5,15 +5,14 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::ptr;
-use std::sync::{Mutex, mpsc};
-use std::thread::{self, JoinHandle};
+use std::sync::Mutex;
 
 use crate::common::c_pools::{
-    Address, CCheckpoint, CPool, DRIVER, INVALID_VALUE, Told, create, failed, for_graphs, free, options, record_stream,
-    ticket, try_free,
+    Address, CCheckpoint, CPool, INVALID_VALUE, Told, create, failed, for_graphs, free, options, record_stream, ticket,
+    try_free,
 };
 use crate::common::memory::{MIB, PAGE, assert_all_back};
-use crate::common::{device, stream};
+use crate::common::{Worker, device, stream};
 use gpupool::c_api::{C_API, Event, PoolOptions};
 use gpupool::memory::MemoryAction;
 use gpupool::runtime::host::{Call, Fault, begin_capture, clear_faults, complete_all, end_capture, inject, submit};
@@ -55,54 +54,9 @@ fn assert_told(told: &Told, before: &Live, after: &Live) {
 
 /// What the slots of 700 bytes are cut from.
 const SLAB: u64 = 64 << 10;
-/// Slots of several slabs, blocks in a page, and blocks of pages.
-const SIZES: [u64; 9] = [1, 700, 700, 4096, 60 << 10, 100 << 10, MIB, 3 * MIB + 1, 20 * MIB];
-
-fn allocate_all(pool: CPool, stream: &Stream) -> Live {
-    SIZES.iter().map(|&bytes| (pool.allocate(bytes, stream), bytes)).collect()
-}
-
-#[test]
-fn exactly_what_was_live_is_live_again_at_the_same_addresses() {
-    host!();
-    let (stream, pool) = (stream(0), for_graphs());
-    let empty = pool.checkpoint();
-    let first = allocate_all(pool, &stream);
-    let middle = pool.checkpoint();
-    // Every other one goes, and smaller ones stand where they were; then more than there was.
-    let mut now = first.clone();
-    for address in first.keys().step_by(2) {
-        free(*address);
-        now.remove(address);
-    }
-    for bytes in [500, 700, 90 << 10, 2 * MIB, 64 * MIB] {
-        now.insert(pool.allocate(bytes, &stream), bytes);
-    }
-    let last = pool.checkpoint();
-    for (checkpoint, after) in
-        [(&middle, &first), (&last, &now), (&empty, &Live::new()), (&last, &now), (&last, &now), (&middle, &first)]
-    {
-        let before: Live = found(pool.id()).into_iter().map(|(at, _, requested)| (Address(at), requested)).collect();
-        assert_told(&pool.restore(checkpoint), &before, after);
-        assert_live(pool.id(), after);
-    }
-    // What is free around them serves requests, and what is live is freed once.
-    let more = allocate_all(pool, &stream);
-    let all: Live = first.iter().chain(&more).map(|(address, bytes)| (*address, *bytes)).collect();
-    assert_eq!(all.len(), first.len() + more.len());
-    assert_live(pool.id(), &all);
-    all.keys().copied().for_each(free);
-    for address in all.keys() {
-        failed(try_free(*address), INVALID_VALUE, &["free"]);
-    }
-    assert_live(pool.id(), &Live::new());
-    pool.release();
-    assert_all_back();
-}
-
 #[test]
 fn what_is_free_beside_restored_blocks_serves_requests() {
-    host!();
+    memory!();
     let (stream, pool) = (stream(0), for_graphs());
     let live: Live = [700, 100 << 10].into_iter().map(|bytes| (pool.allocate(bytes, &stream), bytes)).collect();
     let checkpoint = pool.checkpoint();
@@ -114,12 +68,11 @@ fn what_is_free_beside_restored_blocks_serves_requests() {
     assert_eq!(memory_stats(device(0)).unwrap().total.reserved_bytes, reserved, "no memory is needed");
     live.keys().copied().chain([beside, after]).for_each(free);
     pool.release();
-    assert_all_back();
 }
 
 #[test]
 fn what_is_restored_counts_as_allocated_and_what_is_dropped_as_freed() {
-    host!();
+    memory!();
     let (stream, pool) = (stream(0), for_graphs());
     let kept = [pool.allocate(700, &stream), pool.allocate(MIB, &stream)];
     let checkpoint = pool.checkpoint();
@@ -151,7 +104,6 @@ fn what_is_restored_counts_as_allocated_and_what_is_dropped_as_freed() {
     assert_eq!(blocks(MemoryAction::Alloc), come);
     kept.into_iter().for_each(free);
     pool.release();
-    assert_all_back();
 }
 
 /// What the observer and the functions below were told, in order.
@@ -197,7 +149,7 @@ unsafe extern "C" fn hear_allocated(context: *mut c_void, pointer: *mut c_void, 
 
 #[test]
 fn what_restoring_does_is_told_with_no_lock_held() {
-    host!();
+    memory!();
     let (own, pool) = (stream(0), for_graphs());
     let kept = pool.allocate(MIB, &own);
     let checkpoint = pool.checkpoint();
@@ -221,37 +173,11 @@ fn what_restoring_does_is_told_with_no_lock_held() {
     assert_eq!(*heard.live.lock().unwrap(), expected.map(|(what, address)| (what, address.0)).collect::<Vec<_>>());
     free(kept);
     pool.release();
-    drop(heard);
-    assert_all_back();
-}
-
-#[test]
-fn blocks_of_all_streams_and_threads_are_restored() {
-    host!();
-    let (streams, pool) = ([stream(0), stream(0)], for_graphs());
-    let other = Worker::start();
-    let mut live = Live::new();
-    for stream in &streams {
-        live.extend(allocate_all(pool, stream));
-        let stream = stream.clone();
-        live.extend(other.run(move || allocate_all(pool, &stream)));
-    }
-    let checkpoint = other.run(move || Sent(pool.checkpoint())).0;
-    for (turn, address) in live.keys().copied().enumerate() {
-        if turn % 2 == 0 { free(address) } else { other.run(move || free(address)) }
-    }
-    let instead = allocate_all(pool, &streams[1]);
-    assert_told(&pool.restore(&checkpoint), &instead, &live);
-    assert_live(pool.id(), &live);
-    live.keys().copied().for_each(free);
-    drop(checkpoint);
-    pool.release();
-    assert_all_back();
 }
 
 #[test]
 fn a_pool_whose_segments_serve_one_block_each_is_restored() {
-    host!();
+    memory!();
     let stream = stream(0);
     let pool = create(PoolOptions { for_graphs: 1, no_split: 1, ..options() });
     let live: Live = [700, MIB, 5 * MIB].into_iter().map(|bytes| (pool.allocate(bytes, &stream), bytes)).collect();
@@ -262,12 +188,11 @@ fn a_pool_whose_segments_serve_one_block_each_is_restored() {
     assert_live(pool.id(), &live);
     live.keys().copied().for_each(free);
     pool.release();
-    assert_all_back();
 }
 
 #[test]
 fn other_pools_have_no_checkpoints_and_a_checkpoint_is_one_pool_s() {
-    host!();
+    memory!();
     let (stream, pool, other, user) = (stream(0), for_graphs(), for_graphs(), create(options()));
     let live: Live = [(pool.allocate(MIB, &stream), MIB)].into();
     let checkpoint = pool.checkpoint();
@@ -276,20 +201,17 @@ fn other_pools_have_no_checkpoints_and_a_checkpoint_is_one_pool_s() {
     refused(user.try_restore(&checkpoint), &["for_graphs"]);
     refused(other.try_restore(&checkpoint), &[&pool.id().to_string(), &other.id().to_string()]);
     refused(pool.try_restore(&CCheckpoint(ptr::null_mut())), &["checkpoint is a null pointer"]);
-    // SAFETY: it is refused.
-    failed(unsafe { (C_API.pool_checkpoint)(pool.0, ptr::null_mut()) }, INVALID_VALUE, &["checkpoint is a null"]);
     // SAFETY: neither function must be given.
     assert_eq!(unsafe { (C_API.pool_restore)(pool.0, checkpoint.0, ptr::null_mut(), None, None) }, 0);
     assert_live(pool.id(), &live);
     live.keys().copied().for_each(free);
     [pool, other, user].into_iter().for_each(CPool::release);
     refused(pool.try_restore(&checkpoint), &["is not a pool"]);
-    assert_all_back();
 }
 
 #[test]
 fn what_other_streams_did_with_blocks_is_waited_for() {
-    host!();
+    memory!();
     let (own, other, pool) = (stream(0), stream(0), for_graphs());
     let kept = pool.allocate(MIB, &own);
     let checkpoint = pool.checkpoint();
@@ -318,12 +240,11 @@ fn what_other_streams_did_with_blocks_is_waited_for() {
     assert_eq!(pool.restore(&again).allocated, [(kept, MIB)]);
     free(kept);
     pool.release();
-    assert_all_back();
 }
 
 #[test]
 fn a_stream_that_uses_a_block_uses_it_still_after_it_was_restored() {
-    host!();
+    memory!();
     let (own, other, pool) = (stream(0), stream(0), for_graphs());
     let kept = pool.allocate(MIB, &own);
     let checkpoint = pool.checkpoint();
@@ -340,12 +261,11 @@ fn a_stream_that_uses_a_block_uses_it_still_after_it_was_restored() {
     assert_eq!(pool.allocate(MIB, &own), kept, "nothing is left of the use");
     free(kept);
     pool.release();
-    assert_all_back();
 }
 
 #[test]
 fn nothing_changes_while_a_block_waits_for_a_stream_that_is_captured() {
-    host!();
+    memory!();
     let (own, captured, pool) = (stream(0), stream(0), for_graphs());
     let kept = pool.allocate(MIB, &own);
     let checkpoint = pool.checkpoint();
@@ -363,39 +283,6 @@ fn nothing_changes_while_a_block_waits_for_a_stream_that_is_captured() {
     assert_eq!(pool.restore(&checkpoint).allocated, [(kept, MIB)]);
     free(kept);
     pool.release();
-    assert_all_back();
-}
-
-#[test]
-fn nothing_changes_where_the_driver_refuses() {
-    host!();
-    let (own, other, pool) = (stream(0), stream(0), for_graphs());
-    let kept = pool.allocate(MIB, &own);
-    let checkpoint = pool.checkpoint();
-    for (is_freed, calls) in [
-        (true, &[Call::ExchangeCaptureMode, Call::EventSynchronize][..]),
-        (false, &[Call::StreamCaptureStatus, Call::EventRecord, Call::EventSynchronize]),
-    ] {
-        let used = pool.allocate(8 * MIB, &own);
-        let mut live: Live = [(kept, MIB), (used, 8 * MIB)].into();
-        record_stream(used, &other);
-        submit(&other).unwrap();
-        if is_freed {
-            free(used);
-            live.remove(&used);
-        }
-        for &call in calls {
-            // The first refusal of a record is made up for by a second try.
-            inject(Fault { call, kind: StatusKind::Other, after: 0, times: 2 });
-            failed(pool.try_restore(&checkpoint).unwrap_err(), DRIVER, &["HOST_ERROR_INJECTED"]);
-            clear_faults();
-            assert_live(pool.id(), &live);
-        }
-        assert_told(&pool.restore(&checkpoint), &live, &[(kept, MIB)].into());
-    }
-    free(kept);
-    pool.release();
-    assert_all_back();
 }
 
 /// A checkpoint on its way to another thread.
@@ -403,36 +290,6 @@ struct Sent(CCheckpoint);
 
 // SAFETY: a checkpoint may be used on any thread.
 unsafe impl Send for Sent {}
-
-type Job = Box<dyn FnOnce() + Send>;
-
-/// A thread that does what it is told, one thing after the other.
-struct Worker {
-    jobs: Option<mpsc::Sender<Job>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Worker {
-    fn start() -> Self {
-        let (jobs, given) = mpsc::channel::<Job>();
-        Self { jobs: Some(jobs), thread: Some(thread::spawn(move || given.into_iter().for_each(|job| job()))) }
-    }
-
-    fn run<R: Send + 'static>(&self, job: impl FnOnce() -> R + Send + 'static) -> R {
-        let (done, result) = mpsc::channel();
-        let job = Box::new(move || done.send(job()).unwrap());
-        self.jobs.as_ref().unwrap().send(job).unwrap();
-        result.recv().expect("the job does not panic")
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        self.jobs = None;
-        let ended = self.thread.take().unwrap().join();
-        assert!(ended.is_ok() || thread::panicking());
-    }
-}
 
 const STREAMS: usize = 2;
 
@@ -598,12 +455,12 @@ fn check_all(longest: usize, has_faults: bool) {
 
 #[test]
 fn any_program_finds_again_what_was_live() {
-    host!();
+    memory!();
     check_all(120, false);
 }
 
 #[test]
 fn whatever_the_driver_refuses_a_checkpoint_is_restored_whole_or_not_at_all() {
-    host!();
+    memory!();
     check_all(100, true);
 }

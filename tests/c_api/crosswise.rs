@@ -10,11 +10,9 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use log::{LevelFilter, Log, Metadata, Record};
-
-use crate::common::c_pools::{INVALID_VALUE, last_error, options, succeeded};
-use crate::common::memory::{MIB, PAGE, assert_all_back, empty_in};
-use crate::common::{MEMORY, device, stream, wait_until};
+use crate::common::c_pools::{INVALID_VALUE, end_observing, last_error, observe, options, succeeded};
+use crate::common::memory::{MIB, PAGE, empty_in};
+use crate::common::{MEMORY, device, log_to, stream, wait_until};
 use gpupool::c_api::{C_API, Event, RangeHandle};
 use gpupool::library::{Library, RawHandle};
 use gpupool::memory::SegmentSource;
@@ -49,20 +47,6 @@ fn called(kind: Kind) {
     if let Some((_, act)) = act {
         act();
     }
-}
-
-struct Calling;
-
-impl Log for Calling {
-    fn enabled(&self, _: &Metadata<'_>) -> bool {
-        true
-    }
-
-    fn log(&self, _: &Record<'_>) {
-        called(Kind::Logger);
-    }
-
-    fn flush(&self) {}
 }
 
 /// Actions of events that calls deliver while they have pages in hand.
@@ -282,14 +266,12 @@ fn cross(contexts: [Context; 2], touch: Touch, handles: [HandlePool; 2]) -> usiz
 #[test]
 fn threads_in_callbacks_do_not_wait_for_each_other() {
     host!();
-    log::set_logger(&Calling).unwrap();
-    log::set_max_level(LevelFilter::Debug);
+    log_to(|_| called(Kind::Logger));
     let _guard = on_oom(|_, _| {
         called(Kind::Oom);
         false
     });
-    // SAFETY: the function takes any context.
-    succeeded(unsafe { (C_API.observe)(Some(observer), null_mut()) });
+    observe(observer, null_mut());
     let handles = [0, 1].map(|_| HandlePool::new(Own).unwrap());
     let mut refused = Vec::new();
     for pair in pairs() {
@@ -312,15 +294,13 @@ fn threads_in_callbacks_do_not_wait_for_each_other() {
     let names = ["on_oom of a request", "on_segment of a request", "an allocator's malloc", "a library's create"];
     let is_wrong = |(one, other, _): &&(&str, &str, &str)| names.contains(one) && names.contains(other);
     assert_eq!(refused.iter().find(is_wrong), None);
-    // SAFETY: no observer is none.
-    succeeded(unsafe { (C_API.observe)(None, null_mut()) });
+    end_observing();
 }
 
 #[test]
 fn a_range_that_is_dropped_while_pages_of_it_are_taken_is_freed_by_who_takes_them() {
-    host!();
-    // SAFETY: the function takes any context.
-    succeeded(unsafe { (C_API.observe)(Some(observer), null_mut()) });
+    memory!();
+    observe(observer, null_mut());
     let stream = stream(0);
     let pool = Arc::new(MemPool::builder().device(device(0)).limit(2 * PAGE).build().unwrap());
     let range = pool.reserve_range(4 * PAGE, PAGE).unwrap();
@@ -346,10 +326,7 @@ fn a_range_that_is_dropped_while_pages_of_it_are_taken_is_freed_by_who_takes_the
     has_ended.recv_timeout(FOREVER).expect("the end of a range waits for the thread that takes its pages");
     may_end.store(1, Ordering::SeqCst);
     request.join().unwrap();
-    // SAFETY: no observer is none.
-    succeeded(unsafe { (C_API.observe)(None, null_mut()) });
-    drop(pool);
-    assert_all_back();
+    end_observing();
 }
 
 /// A range of all of a device, that the other thread's callback releases.
@@ -373,7 +350,7 @@ unsafe extern "C" fn release_other(context: *mut c_void, _pages: *const u32, _co
 
 #[test]
 fn callbacks_that_release_each_others_ranges_do_not_wait_for_each_other() {
-    host!();
+    memory!();
     let inside = Arc::new(Barrier::new(2));
     let reserve = |ordinal: i32| {
         let (mut pool, mut range, mut address) = (null_mut(), null_mut(), null_mut());
@@ -429,7 +406,6 @@ fn callbacks_that_release_each_others_ranges_do_not_wait_for_each_other() {
         }
     }
     assert!(refused > 0);
-    assert_all_back();
 }
 
 static ZERO: i32 = 0;
@@ -455,7 +431,7 @@ fn let_the_other_tell() {
 
 #[test]
 fn a_release_in_a_callback_is_whole_though_another_thread_was_about_to_tell_of_a_page() {
-    host!(2, 4 * PAGE);
+    memory!(2, 4 * PAGE);
     let (own, other) = (stream(0), stream(1));
     let (mut pool, mut range, mut address) = (null_mut(), null_mut(), null_mut());
     let of_any_kind = options();
@@ -504,6 +480,4 @@ fn a_release_in_a_callback_is_whole_though_another_thread_was_about_to_tell_of_a
     let (status, said, made_a_call) = outcome.recv_timeout(FOREVER).unwrap();
     assert!(made_a_call);
     assert_eq!(status, 0, "it has freed the range, and says: {said}");
-    drop(fixed);
-    assert_all_back();
 }

@@ -119,21 +119,6 @@ fn a_thread_has_one_handle_for_a_device_with_the_stream_that_it_asks_for() {
 }
 
 #[test]
-fn the_next_thread_gets_the_handle_of_one_that_ended() {
-    host!();
-    let work = || {
-        let stream = stream(0);
-        let own = handle(&stream);
-        assert_eq!(handle(&stream), own);
-        Address(own.addr())
-    };
-    let (first, second) = (on_thread(work), on_thread(work));
-    assert_eq!(first, second);
-    let counts = counts(0);
-    assert_eq!((counts.created, counts.idle, counts.held, counts.hand_overs), (1, 1, 0, 1));
-}
-
-#[test]
 fn a_lease_is_its_holders_until_it_ends_on_any_thread() {
     host!();
     let (stream, other) = (stream(0), stream(0));

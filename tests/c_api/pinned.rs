@@ -3,11 +3,12 @@
 use std::ffi::c_void;
 use std::ptr;
 
+use crate::common::c_pools::{deallocate, stats_of};
+use crate::common::memory::MIB;
 use crate::common::wait_until;
 use gpupool::c_api::{C_API, DeviceStats, Durations};
 
 const ALL: usize = 0;
-const MIB: u64 = 1 << 20;
 
 fn allocate(bytes: u64) -> *mut c_void {
     let mut pointer = ptr::null_mut();
@@ -16,16 +17,9 @@ fn allocate(bytes: u64) -> *mut c_void {
     pointer
 }
 
-fn deallocate(pointer: *mut c_void) {
-    // SAFETY: the block is the caller's.
-    assert_eq!(unsafe { (C_API.deallocate)(pointer) }, 0);
-}
-
 fn stats() -> DeviceStats {
-    let mut stats = DeviceStats { size: size_of::<DeviceStats>() as u64, ..DeviceStats::default() };
     // SAFETY: the statistics say their size.
-    assert_eq!(unsafe { (C_API.pinned_stats)(-1, &raw mut stats) }, 0);
-    stats
+    stats_of(|stats| unsafe { (C_API.pinned_stats)(-1, stats) })
 }
 
 fn times() -> [Durations; 2] {
@@ -38,7 +32,7 @@ fn times() -> [Durations; 2] {
 
 #[test]
 fn what_comes_and_what_goes_is_timed_piece_by_piece() {
-    host!();
+    memory!();
     let before = times();
     // Pages, and a segment.
     let blocks = [3 * MIB, 300 * MIB].map(allocate);

@@ -1,18 +1,16 @@
 //! Pools from C: what they are like, which of them serves a request, and what becomes of their memory.
 
-use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::Mutex;
-use std::thread;
 
 use crate::common::c_pools::{
     Address, CPool, DRIVER, INVALID_VALUE, OUT_OF_MEMORY, create, failed, for_graphs, free, named, options,
     record_stream, succeeded, ticket, with_source,
 };
-use crate::common::memory::{MIB, PAGE, assert_all_back, used};
+use crate::common::memory::{MIB, PAGE, used};
 use crate::common::{MEMORY, device, on_thread, stream};
-use gpupool::c_api::{C_API, PoolHandle, PoolOptions, PoolSource};
+use gpupool::c_api::{C_API, PoolOptions, PoolSource};
 use gpupool::memory::{begin_allocate_to_pool, end_allocate_to_pool, pool_use_count, release_pool};
 use gpupool::runtime::host::{
     Call, Fault, before_call, begin_capture, clear_before_call, clear_faults, complete_all, create_stream, end_capture,
@@ -51,7 +49,7 @@ fn set_no_split(pool: CPool) -> c_int {
 
 #[test]
 fn a_pool_has_an_id_and_serves_requests_until_its_last_use() {
-    host!();
+    memory!();
     let stream = stream(0);
     for (pool, is_user) in [(create(options()), true), (for_graphs(), false)] {
         let id = pool.id();
@@ -71,12 +69,11 @@ fn a_pool_has_an_id_and_serves_requests_until_its_last_use() {
         failed(by_id(0, id).unwrap_err(), INVALID_VALUE, &[&id.to_string(), "is gone"]);
         free(kept);
     }
-    assert_all_back();
 }
 
 #[test]
 fn a_stream_that_gpupool_did_not_make_is_asked_once_whether_it_is_captured() {
-    host!();
+    memory!();
     let raw = create_stream(device(0)).unwrap();
     // SAFETY: the stream lives as long as the test.
     let stream = unsafe { Stream::from_raw_on(raw.as_ptr(), device(0)) }.unwrap();
@@ -94,12 +91,11 @@ fn a_stream_that_gpupool_did_not_make_is_asked_once_whether_it_is_captured() {
     end_capture(&stream).unwrap();
     free(of_the_graph);
     pool.release();
-    assert_all_back();
 }
 
 #[test]
 fn a_released_pool_is_refused_by_every_call_also_once_its_place_is_another_s() {
-    host!();
+    memory!();
     let stream = stream(0);
     let pool = create(options());
     let block = pool.allocate(MIB, &stream);
@@ -109,7 +105,7 @@ fn a_released_pool_is_refused_by_every_call_also_once_its_place_is_another_s() {
     failed(pool.try_allocate(MIB, ticket, &stream).unwrap_err(), INVALID_VALUE, &["is not a pool"]);
     let other = create(options());
     assert_ne!(pool.0, other.0);
-    let (mut id, plain) = (PoolId::NONE, options());
+    let mut id = PoolId::NONE;
     // SAFETY: what is no pool is refused, and the places are alive.
     unsafe {
         for pool in
@@ -125,15 +121,6 @@ fn a_released_pool_is_refused_by_every_call_also_once_its_place_is_another_s() {
             failed(CPool(pool).try_allocate(MIB, ticket, &stream).unwrap_err(), INVALID_VALUE, words);
             failed(CPool(pool).try_checkpoint().map(drop).unwrap_err(), INVALID_VALUE, words);
         }
-        failed((C_API.pool_id)(other.0, ptr::null_mut()), INVALID_VALUE, &["id is a null pointer"]);
-        let mut made: *mut PoolHandle = ptr::dangling_mut();
-        failed((C_API.pool_create)(0, ptr::null(), &raw mut made), INVALID_VALUE, &["gpupool_pool_options is a null"]);
-        assert!(made.is_null());
-        failed((C_API.pool_create)(7, &raw const plain, &raw mut made), INVALID_VALUE, &["no device 7"]);
-        failed((C_API.pool_create)(0, &raw const plain, ptr::null_mut()), INVALID_VALUE, &["pool is a null"]);
-        let sizeless = PoolOptions { size: 0, ..options() };
-        failed((C_API.pool_create)(0, &raw const sizeless, &raw mut made), INVALID_VALUE, &["sizeof(gpupool_pool_opt"]);
-        failed((C_API.pool_by_id)(0, ptr::null(), &raw mut made), INVALID_VALUE, &["id is a null pointer"]);
     }
     failed(by_id(0, PoolId(0, 1 << 40)).unwrap_err(), INVALID_VALUE, &["(0, 1099511627776)"]);
     failed(by_id(0, PoolId::NONE).unwrap_err(), INVALID_VALUE, &["(0, 0)"]);
@@ -143,12 +130,11 @@ fn a_released_pool_is_refused_by_every_call_also_once_its_place_is_another_s() {
     other.release();
     free(block);
     free(second);
-    assert_all_back();
 }
 
 #[test]
 fn a_pool_s_name_stands_beside_its_id_where_memory_is_counted_and_where_it_ran_out() {
-    host!();
+    memory!();
     let stream = stream(0);
     let pool = named("PyTorch's (0, 3)");
     let block = pool.allocate(MIB, &stream);
@@ -165,22 +151,20 @@ fn a_pool_s_name_stands_beside_its_id_where_memory_is_counted_and_where_it_ran_o
     );
     free(block);
     pool.release();
-    assert_all_back();
 }
 
 #[test]
 fn a_pool_s_name_is_shown_on_one_line() {
-    host!();
+    memory!();
     let pool = named("a\nb\u{1b}[31m");
     let status = pool.try_allocate(2 * MEMORY, ticket(), &stream(0)).unwrap_err();
     failed(status, OUT_OF_MEMORY, &[&format!("from pool {} \"a\\nb\\u{{1b}}[31m\"", pool.id())]);
     pool.release();
-    assert_all_back();
 }
 
 #[test]
 fn no_split_can_be_set_until_memory_was_cut() {
-    host!();
+    memory!();
     let stream = stream(0);
     let pool = create(options());
     succeeded(set_no_split(pool));
@@ -195,12 +179,11 @@ fn no_split_can_be_set_until_memory_was_cut() {
     blocks.into_iter().chain([block, beside]).for_each(free);
     pool.release();
     cut.release();
-    assert_all_back();
 }
 
 #[test]
 fn use_on_oom_can_be_set_and_taken_back() {
-    host!();
+    memory!();
     let stream = stream(0);
     let pool = create(options());
     free(pool.allocate(MEMORY / 2, &stream));
@@ -216,12 +199,11 @@ fn use_on_oom_can_be_set_and_taken_back() {
     empty(wanted, &stream).map(drop).expect_err("the pool keeps its memory again");
     assert_eq!(pool.trim(), MEMORY / 2);
     pool.release();
-    assert_all_back();
 }
 
 #[test]
 fn a_scope_entered_after_the_ticket_goes_before_the_pool() {
-    host!();
+    memory!();
     let stream = stream(0);
     for given in [create(options()), for_graphs()] {
         let (outer, inner) = (MemPool::builder().build().unwrap(), MemPool::builder().build().unwrap());
@@ -266,12 +248,11 @@ fn a_scope_entered_after_the_ticket_goes_before_the_pool() {
         assert_eq!(served(between), given.id());
         given.release();
     }
-    assert_all_back();
 }
 
 #[test]
 fn memory_of_a_pool_for_graphs_serves_all_threads_captured_or_not() {
-    host!();
+    memory!();
     let (captured, pool) = (stream(0), for_graphs());
     let eager = SIZES.map(|bytes| pool.allocate(bytes, &captured));
     eager.into_iter().for_each(free);
@@ -294,12 +275,11 @@ fn memory_of_a_pool_for_graphs_serves_all_threads_captured_or_not() {
     assert_eq!(SIZES.map(|bytes| pool.allocate(bytes, &captured)), blocks);
     blocks.into_iter().for_each(free);
     pool.release();
-    assert_all_back();
 }
 
 #[test]
 fn memory_of_a_pool_for_graphs_stays_where_it_is_until_the_last_use() {
-    host!();
+    memory!();
     let (own, other, pool) = (stream(0), stream(0), for_graphs());
     let block = pool.allocate(MEMORY / 2, &own);
     free(block);
@@ -319,12 +299,11 @@ fn memory_of_a_pool_for_graphs_stays_where_it_is_until_the_last_use() {
     pool.release();
     complete_all().unwrap();
     drop(empty(MEMORY * 3 / 4, &own).unwrap());
-    assert_all_back();
 }
 
 #[test]
 fn what_a_captured_stream_takes_of_a_user_s_pool_is_the_graph_s_until_the_pool_is_released() {
-    host!();
+    memory!();
     let (captured, eager, pool) = (stream(0), stream(0), create(options()));
     begin_capture(&captured, CaptureMode::Relaxed).unwrap();
     let block = pool.allocate(8 * MIB, &captured);
@@ -342,12 +321,11 @@ fn what_a_captured_stream_takes_of_a_user_s_pool_is_the_graph_s_until_the_pool_i
     complete_all().unwrap();
     assert!(pool.trim() > 0, "ordinary memory goes");
     pool.release();
-    assert_all_back();
 }
 
 #[test]
 fn a_graph_keeps_the_pool_of_a_scope_that_its_capture_allocated_in() {
-    host!();
+    memory!();
     let (captured, graph) = (stream(0), for_graphs());
     let inner = MemPool::builder().build().unwrap();
     let id = inner.id();
@@ -369,12 +347,11 @@ fn a_graph_keeps_the_pool_of_a_scope_that_its_capture_allocated_in() {
     assert_eq!(pool_use_count(device(0), id).unwrap(), Some(1), "the graph's");
     graph.release();
     pool_use_count(device(0), id).expect_err("it is gone with the graph");
-    assert_all_back();
 }
 
 #[test]
 fn a_block_that_another_captured_stream_used_waits_for_the_end_of_the_capture() {
-    host!();
+    memory!();
     let (own, side, pool) = (stream(0), stream(0), for_graphs());
     begin_capture(&own, CaptureMode::Global).unwrap();
     let block = pool.allocate(MIB, &own);
@@ -394,12 +371,11 @@ fn a_block_that_another_captured_stream_used_waits_for_the_end_of_the_capture() 
     let checkpoint = pool.checkpoint();
     assert_eq!(pool.restore(&checkpoint).freed, [], "nothing waits any more");
     pool.release();
-    assert_all_back();
 }
 
 #[test]
 fn scopes_by_id_lead_to_a_pool_for_graphs_and_to_nothing_once_it_is_gone() {
-    host!();
+    memory!();
     let (stream, pool) = (stream(0), for_graphs());
     let id = pool.id();
     begin_allocate_to_pool(device(0), id).unwrap();
@@ -421,69 +397,6 @@ fn scopes_by_id_lead_to_a_pool_for_graphs_and_to_nothing_once_it_is_gone() {
         free(block);
         pool.release();
     }
-    assert_all_back();
-}
-
-#[test]
-fn threads_that_work_on_one_stream_of_a_graph_s_pool_at_once_never_get_the_same_memory() {
-    host!();
-    let (stream, pool) = (stream(0), for_graphs());
-    let (held, passed) = (Mutex::new(BTreeMap::new()), Mutex::new(None));
-    let work = &|thread: u64| {
-        let mut own = Vec::new();
-        for step in 0..2000_u64 {
-            let bytes = SIZES[(step * 7 + thread) as usize % SIZES.len()] + step % 5 * 512;
-            let block = pool.allocate(bytes, &stream);
-            {
-                let mut held = held.lock().unwrap();
-                let before: Option<(&u64, &u64)> = held.range(..block.0 + bytes).next_back();
-                assert!(before.is_none_or(|(start, bytes)| start + bytes <= block.0), "{block:?} was handed out twice");
-                held.insert(block.0, bytes);
-            }
-            own.push(block);
-            if own.len() > 8 {
-                let freed = own.swap_remove(step as usize % 8);
-                held.lock().unwrap().remove(&freed.0);
-                if step % 2 == 0 {
-                    free(freed);
-                } else {
-                    // By whichever thread comes next.
-                    let before = passed.lock().unwrap().replace(freed);
-                    before.into_iter().for_each(free);
-                }
-            }
-        }
-        own
-    };
-    let left: Vec<_> = thread::scope(|scope| {
-        let threads: Vec<_> = (0..4).map(|thread| scope.spawn(move || work(thread))).collect();
-        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
-    });
-    passed.into_inner().unwrap().into_iter().for_each(free);
-    let checkpoint = pool.checkpoint();
-    assert_eq!(pool.restore(&checkpoint).freed.len(), left.len());
-    left.into_iter().for_each(free);
-    pool.release();
-    assert_all_back();
-}
-
-#[test]
-fn pools_made_and_released_leave_nothing_behind() {
-    host!();
-    let stream = stream(0);
-    let other = Stream::new(device(0)).unwrap();
-    for _ in 0..200 {
-        let pool = for_graphs();
-        let blocks = [&stream, &other].map(|stream| pool.allocate(700, stream));
-        let (on, moved) = (other.clone(), blocks[1]);
-        on_thread(move || {
-            free(moved);
-            free(pool.allocate(700, &on));
-        });
-        free(blocks[0]);
-        pool.release();
-    }
-    assert_all_back();
 }
 
 /// What a source was asked.
@@ -526,7 +439,7 @@ unsafe extern "C" fn release(context: *mut c_void) {
 
 #[test]
 fn a_source_supplies_a_pool_and_is_released_once_when_all_its_memory_was_freed() {
-    host!();
+    memory!();
     let stream = stream(0);
     let asked = Mutex::new(Asked { next: 1 << 44, ..Asked::default() });
     let source = PoolSource {
@@ -548,13 +461,11 @@ fn a_source_supplies_a_pool_and_is_released_once_when_all_its_memory_was_freed()
     // SAFETY: no place for the bytes is wanted.
     assert_eq!(unsafe { (C_API.empty_cache)(-1, ptr::null_mut()) }, 0);
     assert_eq!(asked.lock().unwrap().released, 1);
-    complete_all().unwrap();
-    assert_all_back();
 }
 
 #[test]
 fn a_pool_that_cannot_be_made_releases_its_source() {
-    host!();
+    memory!();
     let asked = Mutex::new(Asked::default());
     let source = PoolSource {
         context: ptr::from_ref(&asked).cast_mut().cast(),
@@ -577,12 +488,11 @@ fn a_pool_that_cannot_be_made_releases_its_source() {
         failed(status, INVALID_VALUE, &[words]);
         assert_eq!(asked.lock().unwrap().released, number, "{words}");
     }
-    assert_all_back();
 }
 
 #[test]
 fn the_legacy_default_stream_is_not_asked_whether_it_is_captured() {
-    host!();
+    memory!();
     let (legacy, pool) = (Stream::legacy(device(0)).unwrap(), create(options()));
     free(pool.allocate(MIB, &legacy));
     inject(Fault { call: Call::StreamCaptureStatus, kind: StatusKind::Other, after: 0, times: 1 });
@@ -590,5 +500,4 @@ fn the_legacy_default_stream_is_not_asked_whether_it_is_captured() {
     failed(pool.try_allocate(MIB, ticket(), &stream(0)).unwrap_err(), DRIVER, &["StreamCaptureStatus"]);
     clear_faults();
     pool.release();
-    assert_all_back();
 }

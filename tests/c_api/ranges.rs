@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use crate::common::c_pools::{CPool, INVALID_VALUE, OUT_OF_MEMORY, UNAVAILABLE, create, failed, options, succeeded};
-use crate::common::memory::{PAGE, assert_all_back, used};
+use crate::common::memory::{PAGE, used};
 use crate::common::{MEMORY, device, stream, wait_until};
 use gpupool::c_api::{C_API, Event, PoolOptions, RangeHandle};
 use gpupool::runtime::host::{complete_all, submit};
@@ -44,7 +44,7 @@ unsafe extern "C" fn note(context: *mut c_void, pages: *const u32, count: u64) {
 
 #[test]
 fn pages_come_and_go_and_are_taken() {
-    host!();
+    memory!();
     let (pool, stream) = (create(options()), stream(0));
     let raw = stream.raw().as_ptr();
     let (range, address) = reserve(pool, 2 * MEMORY);
@@ -79,12 +79,11 @@ fn pages_come_and_go_and_are_taken() {
         succeeded((C_API.range_release)(range, 0, raw));
     }
     pool.release();
-    assert_all_back();
 }
 
 #[test]
 fn wrong_values_are_refused_by_name() {
-    host!();
+    memory!();
     let pool = create(options());
     let (range, _) = reserve(pool, 8 * PAGE);
     let (mut none, mut address) = (null_mut(), null_mut());
@@ -132,12 +131,11 @@ fn wrong_values_are_refused_by_name() {
         succeeded((C_API.range_release)(range, -1, null_mut()));
     }
     pool.release();
-    assert_all_back();
 }
 
 #[test]
 fn a_range_that_cannot_be_released_is_dropped() {
-    host!();
+    memory!();
     let (pool, stream) = (create(options()), stream(0));
     let (range, _) = reserve(pool, 2 * MEMORY);
     succeeded(commit(range, &[0, 7], stream.raw().as_ptr(), None, -1));
@@ -150,7 +148,6 @@ fn a_range_that_cannot_be_released_is_dropped() {
         failed((C_API.range_drop)(null_mut()), INVALID_VALUE, &["range"]);
     }
     pool.release();
-    assert_all_back();
 }
 
 /// What a callback of the test below shares with it.
@@ -170,7 +167,7 @@ unsafe extern "C" fn wait_at_gate(context: *mut c_void, _pages: *const u32, _cou
 
 #[test]
 fn the_release_of_a_range_waits_for_a_callback_that_runs() {
-    host!();
+    memory!();
     let (pool, stream) = (create(options()), stream(0));
     let gate = Gate { is_called: false.into(), may_end: false.into(), has_ended: false.into() };
     let context = (&raw const gate).cast_mut().cast::<c_void>().expose_provenance();
@@ -197,7 +194,6 @@ fn the_release_of_a_range_waits_for_a_callback_that_runs() {
         drop(request.join().unwrap());
     });
     pool.release();
-    assert_all_back();
 }
 
 thread_local! {
@@ -217,7 +213,7 @@ unsafe extern "C" fn acting(_: *mut c_void, event: *const Event) {
 
 #[test]
 fn an_observer_of_freed_pages_commits_those_that_wait_still() {
-    host!();
+    memory!();
     let (used, idle, other) = (stream(0), stream(0), stream(0));
     let pool = MemPool::builder().device(device(0)).build().unwrap();
     let range = Arc::new(pool.reserve_range(4 * PAGE, PAGE).unwrap());
@@ -256,13 +252,11 @@ fn an_observer_of_freed_pages_commits_those_that_wait_still() {
     range.commit(&[0], &other, plain()).unwrap();
     // SAFETY: no observer is none.
     succeeded(unsafe { (C_API.observe)(None, null_mut()) });
-    drop((range, pool));
-    assert_all_back();
 }
 
 #[test]
 fn a_pool_with_a_range_splits_its_memory_from_then_on() {
-    host!();
+    memory!();
     let pool = create(options());
     let (mut refused, mut address) = (null_mut(), null_mut());
     // SAFETY: both places are those of pointers, and the pool is the test's.
@@ -281,7 +275,6 @@ fn a_pool_with_a_range_splits_its_memory_from_then_on() {
         succeeded((C_API.range_release)(range, -1, null_mut()));
     }
     pool.release();
-    assert_all_back();
 }
 
 static ONE: u32 = 1;

@@ -8,16 +8,14 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Barrier, Mutex};
 use std::thread;
 
-use crate::common::c_pools::for_graphs;
-use crate::common::memory::deallocate;
+use crate::common::c_pools::{device_stats, end_observing, for_graphs, observe};
+use crate::common::memory::{MIB, Mapped, deallocate};
 use crate::common::{MEMORY, device, stream};
-use gpupool::c_api::{Block, C_API, DeviceStats, Event, Recording, Segment, SnapshotVisitor};
+use gpupool::c_api::{Block, C_API, Event, Recording, Segment, SnapshotVisitor};
 use gpupool::memory::{MemoryAction, allocate, record_stream};
 use gpupool::runtime::host::{Call, Fault, accessible, clear_faults, complete_all, inject, submit};
 use gpupool::{MemPool, PoolId, StatusKind, Stream, empty_cache};
 
-const INVALID_VALUE: c_int = 2;
-const MIB: u64 = 1 << 20;
 /// Set in the numbers of a program's stacks.
 const OURS: u32 = 1 << 31;
 
@@ -76,9 +74,7 @@ thread_local! {
 
 /// The stack that the test has set; takes locks of gpupool's, none of which is held.
 unsafe extern "C" fn take_stack(_is_free: c_int) -> u32 {
-    let mut stats = DeviceStats { size: size_of::<DeviceStats>() as u64, ..DeviceStats::default() };
-    // SAFETY: the statistics say their size.
-    assert_eq!(unsafe { (C_API.device_stats)(0, &raw mut stats) }, 0);
+    device_stats(0);
     NEXT.get()
 }
 
@@ -106,8 +102,7 @@ struct Ending;
 impl Drop for Ending {
     fn drop(&mut self) {
         record(None);
-        // SAFETY: no observer is none.
-        unsafe { (C_API.observe)(None, ptr::null_mut()) };
+        end_observing();
     }
 }
 
@@ -132,7 +127,7 @@ fn stacks() -> BTreeSet<u32> {
 /// PyTorch's tests add up the segments of each kind, and compare.
 #[test]
 fn what_statistics_say_of_small_and_large_blocks_is_the_sum_of_such_segments() {
-    host!();
+    memory!();
     empty_cache().unwrap();
     // As many streams as share pages, and some with pages of their own.
     let streams: Vec<_> = (0..20).map(|_| stream(0)).collect();
@@ -159,22 +154,18 @@ fn what_statistics_say_of_small_and_large_blocks_is_the_sum_of_such_segments() {
             sum[3] += block.requested;
         }
     }
-    let mut stats = DeviceStats { size: size_of::<DeviceStats>() as u64, ..DeviceStats::default() };
-    // SAFETY: the statistics say their size.
-    assert_eq!(unsafe { (C_API.device_stats)(0, &raw mut stats) }, 0);
+    let stats = device_stats(0);
     let of_kind = |kind: usize| {
         [stats.reserved_bytes, stats.allocated_bytes, stats.active_bytes, stats.requested_bytes]
             .map(|stats| stats[kind].current.cast_unsigned())
     };
     assert_eq!([of_kind(1), of_kind(2)], sums);
     kept.into_iter().for_each(|block| deallocate(block, None).unwrap());
-    complete_all().unwrap();
-    empty_cache().unwrap();
 }
 
 #[test]
 fn a_snapshot_has_each_segment_and_block_by_address() {
-    host!();
+    memory!();
     empty_cache().unwrap();
     let (own, other) = (stream(0), stream(0));
     let pool = MemPool::builder().device(device(0)).build().unwrap();
@@ -222,14 +213,17 @@ fn a_snapshot_has_each_segment_and_block_by_address() {
     let of_pool = snapshot(0, Some(pool.id())).segments;
     assert!(!of_pool.is_empty() && of_pool.iter().all(|(segment, _)| segment.pool == pool.id()));
     assert!(snapshot(1, None).segments.iter().all(|(segment, _)| segment.device == 1));
+    let of_an_older_program =
+        SnapshotVisitor { size: 16, context: ptr::null_mut(), segment: None, block: None, event: None };
+    // SAFETY: a visitor without functions is told nothing.
+    assert_eq!(unsafe { (C_API.snapshot)(-1, ptr::null(), &raw const of_an_older_program) }, 0);
     complete_all().unwrap();
     [small, large, private, elsewhere].into_iter().for_each(|address| deallocate(address, None).unwrap());
-    empty_cache().unwrap();
 }
 
 #[test]
 fn a_recording_names_the_stacks_that_the_program_takes() {
-    host!();
+    memory!();
     let (_ending, stream) = (Ending, stream(0));
     let before = allocate(3 * MIB, &stream).unwrap();
     assert_eq!(record(Some(recording())), 0);
@@ -272,7 +266,7 @@ unsafe extern "C" fn see_nothing(_context: *mut c_void, _event: *const Event) {}
 
 #[test]
 fn a_block_where_another_was_has_not_its_stack_once_a_recording_has_ended() {
-    host!();
+    memory!();
     let (_ending, stream) = (Ending, stream(0));
     assert_eq!(record(Some(recording())), 0);
     let [small, large, kept] = [1000, 3 * MIB, 2000].map(|bytes| under(OURS | 1, || allocate(bytes, &stream).unwrap()));
@@ -292,11 +286,8 @@ fn a_block_where_another_was_has_not_its_stack_once_a_recording_has_ended() {
     assert_eq!([small, large, kept].map(|block| visited.block(block).stack), [0, 0, OURS | 1]);
 
     // An observer, and the next recording, know what the last one has left, and leave it.
-    // SAFETY: the function takes any context.
-    unsafe {
-        assert_eq!((C_API.observe)(Some(see_nothing), ptr::null_mut()), 0);
-        assert_eq!((C_API.observe)(None, ptr::null_mut()), 0);
-    }
+    observe(see_nothing, ptr::null_mut());
+    end_observing();
     assert_eq!(stacks(), BTreeSet::from([OURS | 1]));
     assert_eq!(record(Some(recording())), 0);
     assert_eq!(stacks(), BTreeSet::from([OURS | 1]));
@@ -307,7 +298,7 @@ fn a_block_where_another_was_has_not_its_stack_once_a_recording_has_ended() {
 
 #[test]
 fn what_restoring_a_checkpoint_drops_keeps_no_stack_of_an_ended_recording() {
-    host!();
+    memory!();
     let (_ending, stream, pool) = (Ending, stream(0), for_graphs());
     let checkpoint = pool.checkpoint();
     assert_eq!(record(Some(recording())), 0);
@@ -327,7 +318,7 @@ fn what_takes_stacks_may_allocate() {
         deallocate(allocate(1000, &stream).unwrap(), None).unwrap();
         OURS | 4
     }
-    host!();
+    memory!();
     let (_ending, stream) = (Ending, stream(0));
     assert_eq!(record(Some(Recording { take_stack: Some(allocating), ..recording() })), 0);
     let block = allocate(1000, &stream).unwrap();
@@ -342,7 +333,7 @@ fn what_takes_stacks_may_allocate() {
 
 #[test]
 fn a_recording_leaves_out_what_it_is_told_to() {
-    host!();
+    memory!();
     let (_ending, stream) = (Ending, stream(0));
     let skipped = 1 << MemoryAction::FreeRequested as u32;
     assert_eq!(record(Some(Recording { skipped_actions: skipped, free_stacks: 0, alloc_stacks: 0, ..recording() })), 0);
@@ -361,7 +352,7 @@ fn a_recording_leaves_out_what_it_is_told_to() {
 
 #[test]
 fn stacks_of_others_are_not_taken_for_the_programs() {
-    host!();
+    memory!();
     let (_ending, stream) = (Ending, stream(0));
     assert_eq!(record(Some(recording())), 0);
     // Without the highest bit it is a number of Python's.
@@ -377,29 +368,12 @@ fn stacks_of_others_are_not_taken_for_the_programs() {
     [block, other].into_iter().for_each(|address| deallocate(address, None).unwrap());
 }
 
-#[test]
-fn wrong_calls_are_refused() {
-    host!();
-    let visitor = SnapshotVisitor { size: 0, context: ptr::null_mut(), segment: None, block: None, event: None };
-    // SAFETY: what cannot be right is refused, and a visitor without functions is told nothing.
-    unsafe {
-        assert_eq!((C_API.snapshot)(-1, ptr::null(), ptr::null()), INVALID_VALUE);
-        assert_eq!((C_API.snapshot)(-1, ptr::null(), &raw const visitor), INVALID_VALUE);
-        let visitor = SnapshotVisitor { size: 16, ..visitor };
-        assert_eq!((C_API.snapshot)(9, ptr::null(), &raw const visitor), INVALID_VALUE);
-        assert_eq!((C_API.snapshot)(-1, ptr::null(), &raw const visitor), 0, "of an older program");
-        assert_eq!((C_API.visit_stacks)(ptr::null_mut(), None), INVALID_VALUE);
-    }
-    assert_eq!(record(Some(Recording { size: 3, ..recording() })), INVALID_VALUE);
-}
-
 /// What an observer has learnt: blocks that are held or wait, and pages that are mapped.
 #[derive(Debug, Default)]
 struct Seen {
     blocks: BTreeMap<u64, u64>,
     waiting: BTreeSet<u64>,
-    /// By start and end.
-    mapped: BTreeMap<u64, u64>,
+    mapped: Mapped,
     actions: Vec<c_int>,
     wrong: Vec<String>,
 }
@@ -412,37 +386,13 @@ impl Seen {
             0 => self.blocks.insert(address, bytes).is_none(),
             1 => self.blocks.remove(&address) == Some(bytes) && self.waiting.insert(address),
             2 => self.waiting.remove(&address),
-            3 | 5 => self.map(address, address + bytes) && accessible(address, device(event.device as u32)),
-            4 | 6 => self.unmap(address, address + bytes) && accessible(address, device(event.device as u32)),
+            3 | 5 => self.mapped.map(address, bytes) && accessible(address, device(event.device as u32)),
+            4 | 6 => self.mapped.unmap(address, bytes) && accessible(address, device(event.device as u32)),
             _ => true,
         };
         if !is_right {
             self.wrong.push(format!("{event:?}"));
         }
-    }
-
-    fn map(&mut self, start: u64, end: u64) -> bool {
-        let overlaps = self.mapped.range(..end).next_back().is_some_and(|(_, &known)| known > start);
-        self.mapped.insert(start, end);
-        !overlaps
-    }
-
-    fn unmap(&mut self, mut start: u64, end: u64) -> bool {
-        while start < end {
-            let Some((&first, &last)) = self.mapped.range(..=start).next_back().filter(|(_, last)| **last > start)
-            else {
-                return false;
-            };
-            self.mapped.remove(&first);
-            if first < start {
-                self.mapped.insert(first, start);
-            }
-            if last > end {
-                self.mapped.insert(end, last);
-            }
-            start = last.min(end);
-        }
-        true
     }
 }
 
@@ -451,21 +401,12 @@ unsafe extern "C" fn observer(context: *mut c_void, event: *const Event) {
     // SAFETY: the context is a test's, which lives until the observation has ended, and gpupool passes an event.
     let (seen, event) = unsafe { (&*context.cast::<Mutex<Seen>>(), &*event) };
     seen.lock().unwrap().see(event);
-    let mut stats = DeviceStats { size: size_of::<DeviceStats>() as u64, ..DeviceStats::default() };
-    // SAFETY: the statistics say their size.
-    assert_eq!(unsafe { (C_API.device_stats)(event.device, &raw mut stats) }, 0);
+    device_stats(event.device);
     gpupool::memory_snapshot().unwrap();
 }
 
-fn observe(seen: &Mutex<Seen>) {
-    let context = ptr::from_ref(seen).cast_mut().cast();
-    // SAFETY: the function takes this context from any thread, and the test ends the observation before it.
-    assert_eq!(unsafe { (C_API.observe)(Some(observer), context) }, 0);
-}
-
-fn end_observing() {
-    // SAFETY: no observer is none.
-    assert_eq!(unsafe { (C_API.observe)(None, ptr::null_mut()) }, 0);
+fn observe_by(seen: &Mutex<Seen>) {
+    observe(observer, ptr::from_ref(seen).cast_mut().cast());
 }
 
 /// What the observer saw is what there is.
@@ -478,33 +419,18 @@ fn assert_seen_what_there_is(seen: &Mutex<Seen>) {
     let blocks = visited.segments.iter().flat_map(|(_, blocks)| blocks).filter(is_held);
     let there: BTreeSet<u64> = blocks.map(|block| block.address.addr() as u64).collect();
     assert_eq!(seen.blocks.keys().chain(&seen.waiting).copied().collect::<BTreeSet<_>>(), there);
-    let mut mapped: Vec<(u64, u64)> = Vec::new();
-    for (&start, &end) in &seen.mapped {
-        match mapped.last_mut().filter(|last| last.1 == start) {
-            Some(last) => last.1 = end,
-            None => mapped.push((start, end)),
-        }
-    }
-    let mut segments: Vec<(u64, u64)> = Vec::new();
-    let mut all: Vec<_> =
-        visited.segments.iter().map(|(segment, _)| (segment.address.addr() as u64, segment.bytes)).collect();
-    all.sort_unstable();
-    for (start, bytes) in all {
-        match segments.last_mut().filter(|last| last.1 == start) {
-            Some(last) => last.1 += bytes,
-            None => segments.push((start, start + bytes)),
-        }
-    }
-    assert_eq!(mapped, segments);
+    let mut segments = Mapped::default();
+    assert!(visited.segments.iter().all(|(segment, _)| segments.map(segment.address.addr() as u64, segment.bytes)));
+    assert_eq!(seen.mapped, segments);
 }
 
 #[test]
 fn an_observer_is_told_of_everything_while_no_lock_is_held() {
-    host!();
+    memory!();
     complete_all().unwrap();
     empty_cache().unwrap();
     let (seen, _ending) = (Mutex::new(Seen::default()), Ending);
-    observe(&seen);
+    observe_by(&seen);
     let (own, other) = (stream(0), stream(0));
     let actions = || std::mem::take(&mut seen.lock().unwrap().actions);
     let small = allocate(1000, &own).unwrap();
@@ -563,11 +489,11 @@ fn work(own: &Stream, other: &Stream) {
 
 #[test]
 fn what_the_driver_refuses_leaves_what_is_told_and_counted_right() {
-    host!();
+    memory!();
     complete_all().unwrap();
     empty_cache().unwrap();
     let (seen, _ending) = (Mutex::new(Seen::default()), Ending);
-    observe(&seen);
+    observe_by(&seen);
     let (own, other) = (stream(0), stream(0));
     for call in Call::ALL {
         for (kind, after) in [(StatusKind::OutOfMemory, 0), (StatusKind::Other, 0), (StatusKind::Other, 3)] {
@@ -584,20 +510,18 @@ fn what_the_driver_refuses_leaves_what_is_told_and_counted_right() {
     complete_all().unwrap();
     empty_cache().unwrap();
     assert_seen_what_there_is(&seen);
-    let mut stats = DeviceStats { size: size_of::<DeviceStats>() as u64, ..DeviceStats::default() };
-    // SAFETY: the statistics say their size.
-    assert_eq!(unsafe { (C_API.device_stats)(0, &raw mut stats) }, 0);
+    let stats = device_stats(0);
     let left = [stats.active, stats.allocation, stats.segment, stats.reserved_bytes, stats.inactive_split_bytes];
     assert!(left.iter().flatten().all(|stat| stat.current == 0 && stat.allocated == stat.freed), "{stats:?}");
 }
 
 #[test]
 fn what_was_there_before_an_observer_is_told_when_it_goes() {
-    host!();
+    memory!();
     let (stream, _ending) = (stream(0), Ending);
     let block = allocate(MIB, &stream).unwrap();
     let seen = Mutex::new(Seen::default());
-    observe(&seen);
+    observe_by(&seen);
     assert_eq!(record(Some(recording())), 0);
     assert_eq!(record(None), 0, "the observer stays");
     deallocate(block, None).unwrap();
@@ -607,11 +531,11 @@ fn what_was_there_before_an_observer_is_told_when_it_goes() {
 
 #[test]
 fn threads_are_observed_in_the_order_of_what_happens_at_each_address() {
-    host!();
+    memory!();
     complete_all().unwrap();
     empty_cache().unwrap();
     let (seen, _ending) = (Mutex::new(Seen::default()), Ending);
-    observe(&seen);
+    observe_by(&seen);
     let (threads, barrier, is_over, handed) = (4, Barrier::new(5), AtomicBool::new(false), AtomicU32::new(0));
     let given = Mutex::new(Vec::new());
     thread::scope(|scope| {

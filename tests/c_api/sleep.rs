@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 
 use crate::common::c_pools::{CPool, INVALID_VALUE, UNAVAILABLE, create, failed, free, options, succeeded, ticket};
-use crate::common::memory::{MIB, PAGE, assert_all_back, used};
+use crate::common::memory::{MIB, PAGE, used};
 use crate::common::stream;
 use gpupool::c_api::C_API;
 use gpupool::empty;
@@ -22,7 +22,7 @@ fn is_asleep(pool: CPool) -> bool {
 
 #[test]
 fn a_pool_sleeps_and_wakes_and_says_why_it_serves_nothing() {
-    host!();
+    memory!();
     let pool = create(options());
     let (mut block, mut bytes) = (ptr::null_mut::<c_void>(), 0);
     let allocate = |block: &mut *mut c_void| {
@@ -57,12 +57,11 @@ fn a_pool_sleeps_and_wakes_and_says_why_it_serves_nothing() {
         succeeded((C_API.pool_release)(pool.0));
         succeeded((C_API.wake_device)(0, ptr::null_mut()));
     }
-    assert_all_back();
 }
 
 #[test]
 fn a_pool_that_served_another_sleeps_once_that_has_freed_the_block() {
-    host!(1, PAGE);
+    memory!(1, PAGE);
     let (own, pool) = (stream(0), create(options()));
     let kept = pool.allocate(MIB / 2, &own);
     // SAFETY: the pool is alive.
@@ -81,12 +80,11 @@ fn a_pool_that_served_another_sleeps_once_that_has_freed_the_block() {
     assert_eq!(bytes, PAGE);
     free(kept);
     pool.release();
-    assert_all_back();
 }
 
 #[test]
 fn a_wrong_backup_device_or_pool_is_refused() {
-    host!();
+    memory!();
     let pool = create(options());
     // SAFETY: the pool is alive, and null is allowed for the bytes.
     failed(unsafe { (C_API.pool_sleep)(pool.0, 7, ptr::null_mut()) }, INVALID_VALUE, &["7 is not a backup"]);
@@ -105,12 +103,11 @@ fn a_wrong_backup_device_or_pool_is_refused() {
         // SAFETY: the use is this test's, and not used again.
         succeeded(unsafe { (C_API.pool_release)(pool.0) });
     }
-    assert_all_back();
 }
 
 #[test]
 fn a_second_free_names_its_pointer_and_leaves_the_backup_of_a_sleeping_device_alone() {
-    host!();
+    memory!();
     let pool = create(options());
     let (mut block, mut pinned, null) =
         (ptr::null_mut::<c_void>(), ptr::null_mut::<c_void>(), ptr::null_mut::<c_void>());
@@ -150,5 +147,4 @@ fn a_second_free_names_its_pointer_and_leaves_the_backup_of_a_sleeping_device_al
         failed((C_API.deallocate)(block), INVALID_VALUE, &[&format!("{block:p}")]);
         succeeded((C_API.pool_release)(pool.0));
     }
-    assert_all_back();
 }

@@ -1,39 +1,18 @@
 //! Statistics by the C interface: PyTorch's notions, exact for one thread, and the same numbers as `memory_stats`.
 
-use std::ffi::{c_int, c_void};
-use std::ptr;
 use std::sync::Barrier;
 use std::thread;
 
+use crate::common::c_pools::{allocate, deallocate, device_stats, try_allocate};
+use crate::common::memory::MIB;
 use crate::common::{MEMORY, device, stream};
 use gpupool::c_api::{C_API, DeviceStats, Stat, Stats};
 use gpupool::runtime::host::{Call, Fault, clear_faults, complete_all, inject, submit};
-use gpupool::{MemPool, StatusKind, Stream, empty_cache, memory_stats};
+use gpupool::{MemPool, StatusKind, empty_cache, memory_stats};
 
 const ALL: usize = 0;
 const SMALL: usize = 1;
 const LARGE: usize = 2;
-const MIB: u64 = 1 << 20;
-
-fn stats(ordinal: u32) -> DeviceStats {
-    let mut stats = DeviceStats { size: size_of::<DeviceStats>() as u64, ..DeviceStats::default() };
-    // SAFETY: the statistics say their size.
-    assert_eq!(unsafe { (C_API.device_stats)(ordinal as c_int, &raw mut stats) }, 0);
-    stats
-}
-
-fn allocate(bytes: u64, stream: &Stream) -> *mut c_void {
-    let mut pointer = ptr::null_mut();
-    let ordinal = stream.device().ordinal() as c_int;
-    // SAFETY: the stream is alive and of its device.
-    assert_eq!(unsafe { (C_API.allocate)(bytes, ordinal, stream.raw().as_ptr(), &raw mut pointer) }, 0);
-    pointer
-}
-
-fn deallocate(pointer: *mut c_void) {
-    // SAFETY: the block is the caller's.
-    assert_eq!(unsafe { (C_API.deallocate)(pointer) }, 0);
-}
 
 /// Nothing is live or cached, and the peaks begin here.
 fn begin() -> DeviceStats {
@@ -41,7 +20,7 @@ fn begin() -> DeviceStats {
     empty_cache().unwrap();
     // SAFETY: the device is there.
     assert_eq!(unsafe { (C_API.reset_peak_stats)(0) }, 0);
-    let stats = stats(0);
+    let stats = device_stats(0);
     assert_eq!((stats.active[ALL].current, stats.reserved_bytes[ALL].current), (0, 0), "{stats:?}");
     stats
 }
@@ -106,12 +85,12 @@ fn assert_consistent(stats: &DeviceStats) {
 
 #[test]
 fn small_and_large_blocks_are_counted_apart_as_they_come_and_go() {
-    host!();
+    memory!();
     let (before, stream) = (begin(), stream(0));
     let (small, large) = (allocate(1000, &stream), allocate(5 * MIB, &stream));
     deallocate(small);
     let other = allocate(64 << 10, &stream);
-    let now = stats(0);
+    let now = device_stats(0);
     assert_consistent(&now);
     let (mib, kib) = (MIB.cast_signed(), 64 << 10);
     assert_eq!(since(now.allocation[SMALL], before.allocation[SMALL]), [1, 1, 2, 1]);
@@ -123,19 +102,19 @@ fn small_and_large_blocks_are_counted_apart_as_they_come_and_go() {
     assert_eq!(since(now.allocated_bytes[ALL], before.allocated_bytes[ALL]), [both, both, both + 1024, 1024]);
     assert_eq!((now.active, now.active_bytes), (now.allocation, now.allocated_bytes));
     [large, other].into_iter().for_each(deallocate);
-    let after = stats(0);
+    let after = device_stats(0);
     assert_consistent(&after);
     assert_eq!((after.allocated_bytes[ALL].current, after.allocated_bytes[ALL].peak), (0, both));
     // SAFETY: the device is there.
     assert_eq!(unsafe { (C_API.reset_peak_stats)(0) }, 0);
-    let reset = stats(0);
+    let reset = device_stats(0);
     assert_eq!((reset.allocated_bytes[ALL].peak, reset.allocation[SMALL].peak), (0, 0));
     assert_eq!(reset.allocation[ALL].allocated, after.allocation[ALL].allocated, "sums go on");
 }
 
 #[test]
 fn what_waits_for_a_stream_is_active_and_allocated_no_more() {
-    host!();
+    memory!();
     let before = begin();
     let (own, other) = (stream(0), stream(0));
     for bytes in [1000, 4 * MIB] {
@@ -145,7 +124,7 @@ fn what_waits_for_a_stream_is_active_and_allocated_no_more() {
         submit(&other).unwrap();
         deallocate(pointer);
     }
-    let now = stats(0);
+    let now = device_stats(0);
     assert_consistent(&now);
     assert_eq!(since(now.allocation[ALL], before.allocation[ALL]), [0, 1, 2, 2]);
     assert_eq!(since(now.active[ALL], before.active[ALL]), [2, 2, 2, 0]);
@@ -153,7 +132,7 @@ fn what_waits_for_a_stream_is_active_and_allocated_no_more() {
     assert_eq!((now.allocated_bytes[ALL].peak, now.active_bytes[ALL].peak), (4 << 20, (4 << 20) + 1024));
     complete_all().unwrap();
     let pointer = allocate(8 * MIB, &own);
-    let now = stats(0);
+    let now = device_stats(0);
     assert_consistent(&now);
     assert_eq!(
         (now.active[ALL].current, now.active_bytes[ALL].peak, now.allocated_bytes[ALL].peak),
@@ -164,10 +143,10 @@ fn what_waits_for_a_stream_is_active_and_allocated_no_more() {
 
 #[test]
 fn the_drivers_pieces_are_counted_as_they_come_and_go() {
-    host!();
+    memory!();
     let (before, stream) = (begin(), stream(0));
     let pointers = [1000, 40 * MIB].map(|bytes| allocate(bytes, &stream));
-    let now = stats(0);
+    let now = device_stats(0);
     assert_consistent(&now);
     let pieces = now.segment[ALL].current;
     assert!(pieces >= 2, "{pieces}");
@@ -177,7 +156,7 @@ fn the_drivers_pieces_are_counted_as_they_come_and_go() {
     assert!(now.reserved_bytes[ALL].current >= 42 << 20);
     pointers.into_iter().for_each(deallocate);
     empty_cache().unwrap();
-    let after = stats(0);
+    let after = device_stats(0);
     assert_consistent(&after);
     assert_eq!(since(after.segment[ALL], before.segment[ALL]), [0, pieces, pieces, pieces]);
     assert_eq!(after.device_frees - before.device_frees, pieces);
@@ -186,40 +165,40 @@ fn the_drivers_pieces_are_counted_as_they_come_and_go() {
 
 #[test]
 fn memory_from_the_drivers_plain_allocation_is_a_piece_too() {
-    host!();
+    memory!();
     let (before, stream) = (begin(), stream(0));
     let pool = MemPool::builder().segments(true).build().unwrap();
     let pointer = {
         let _scope = pool.enter().unwrap();
         allocate(3 * MIB, &stream)
     };
-    let now = stats(0);
+    let now = device_stats(0);
     assert_consistent(&now);
     assert_eq!(since(now.segment[LARGE], before.segment[LARGE]), [1, 1, 1, 0]);
     assert_eq!(now.inactive_split_bytes[ALL].current, 1 << 20);
     assert_eq!((now.inactive_split[SMALL].current, now.inactive_split[LARGE].current), (0, 1));
     deallocate(pointer);
     drop(pool);
-    let after = stats(0);
+    let after = device_stats(0);
     assert_consistent(&after);
     assert_eq!((after.segment[ALL].current, after.reserved_bytes[ALL].current), (0, 0));
 }
 
 #[test]
 fn what_is_free_beside_live_blocks_is_found() {
-    host!();
+    memory!();
     let (_, stream) = (begin(), stream(0));
     // Other tests may have had more.
     // SAFETY: it takes an ordinal.
     assert_eq!(unsafe { (C_API.reset_peak_stats)(0) }, 0);
     let pointers = [512 << 10; 4].map(|bytes| allocate(bytes, &stream));
-    assert_eq!(stats(0).inactive_split[ALL].current, 0);
+    assert_eq!(device_stats(0).inactive_split[ALL].current, 0);
     deallocate(pointers[1]);
-    let now = stats(0);
+    let now = device_stats(0);
     assert_consistent(&now);
     assert_eq!((now.inactive_split[ALL].current, now.inactive_split_bytes[LARGE].current), (1, 512 << 10));
     [pointers[0], pointers[2], pointers[3]].into_iter().for_each(deallocate);
-    let after = stats(0);
+    let after = device_stats(0);
     assert_consistent(&after);
     assert_eq!((after.inactive_split[ALL].current, after.inactive_split_bytes[ALL].current), (0, 0), "a page is free");
     assert_eq!(after.inactive_split_bytes[ALL].peak, 512 << 10);
@@ -227,32 +206,28 @@ fn what_is_free_beside_live_blocks_is_found() {
 
 #[test]
 fn retries_and_failures_are_counted() {
-    host!();
+    memory!();
     let (before, stream) = (begin(), stream(0));
     let held = allocate(MEMORY / 4, &stream);
     inject(Fault { call: Call::ExtentCreate, kind: StatusKind::OutOfMemory, after: 0, times: 1000 });
-    let mut pointer = ptr::null_mut();
-    // SAFETY: the stream is alive and of its device.
-    let status = unsafe { (C_API.allocate)(MEMORY / 2, 0, stream.raw().as_ptr(), &raw mut pointer) };
+    let status = try_allocate(MEMORY / 2, &stream).unwrap_err();
     clear_faults();
-    let now = stats(0);
+    let now = device_stats(0);
     assert_eq!((status, now.alloc_retries - before.alloc_retries, now.ooms - before.ooms), (1, 1, 1));
-    // SAFETY: as above.
-    let status = unsafe { (C_API.allocate)(2 * MEMORY, 0, stream.raw().as_ptr(), &raw mut pointer) };
-    let more = stats(0);
+    let status = try_allocate(2 * MEMORY, &stream).unwrap_err();
+    let more = device_stats(0);
     assert_eq!((status, more.alloc_retries - now.alloc_retries, more.ooms - now.ooms), (1, 0, 1));
     deallocate(held);
     inject(Fault { call: Call::ExtentCreate, kind: StatusKind::Other, after: 0, times: 1 });
-    // SAFETY: as above.
-    let status = unsafe { (C_API.allocate)(MEMORY / 2, 0, stream.raw().as_ptr(), &raw mut pointer) };
+    let status = try_allocate(MEMORY / 2, &stream).unwrap_err();
     clear_faults();
-    assert_eq!((status, stats(0).ooms), (3, more.ooms), "a refusal of the driver is no want of memory");
-    assert_consistent(&stats(0));
+    assert_eq!((status, device_stats(0).ooms), (3, more.ooms), "a refusal of the driver is no want of memory");
+    assert_consistent(&device_stats(0));
 }
 
 #[test]
 fn many_threads_and_streams_add_up() {
-    host!();
+    memory!();
     let before = begin();
     let (threads, rounds) = (4, 200);
     let barrier = Barrier::new(threads);
@@ -268,7 +243,7 @@ fn many_threads_and_streams_add_up() {
             });
         }
     });
-    let now = stats(0);
+    let now = device_stats(0);
     assert_consistent(&now);
     let blocks = (threads as u64 * rounds * 3).cast_signed();
     assert_eq!(
@@ -277,18 +252,4 @@ fn many_threads_and_streams_add_up() {
     );
     assert!(now.allocated_bytes[ALL].peak >= 3 << 20, "{now:?}");
     assert!(now.allocated_bytes[ALL].peak <= now.reserved_bytes[ALL].peak, "{now:?}");
-}
-
-#[test]
-fn wrong_devices_and_structs_are_refused() {
-    host!();
-    let mut stats = DeviceStats::default();
-    // SAFETY: what cannot be right is refused.
-    unsafe {
-        assert_eq!((C_API.device_stats)(0, &raw mut stats), 2, "no size");
-        assert_eq!((C_API.device_stats)(0, ptr::null_mut()), 2);
-        stats.size = 16;
-        assert_eq!((C_API.device_stats)(5, &raw mut stats), 2);
-        assert_eq!((C_API.reset_peak_stats)(-1), 2);
-    }
 }

@@ -6,23 +6,18 @@ use std::mem::zeroed;
 use std::ptr::{self, null, null_mut};
 
 use super::handles::{NO_LEASE, SIMULATED};
-use crate::common::c_pools::{CPool, INVALID_VALUE, OUT_OF_MEMORY, create, failed, last_error, options, succeeded};
+use crate::common::c_pools::{
+    CPool, INVALID_VALUE, OUT_OF_MEMORY, allocate, create, deallocate, failed, last_error, options, succeeded,
+};
+use crate::common::memory::MIB;
 use crate::common::{device, stream};
 use gpupool::c_api::{
     Attached, Block, C_API, DeviceStats, Durations, HandleCounts, PoolHandle, PoolOptions, Recording, SnapshotVisitor,
 };
 use gpupool::{Stream, memory_stats};
 
-const MIB: u64 = 1 << 20;
 /// `GPUPOOL_TOKEN_BYTES`.
 const TOKEN: usize = 108;
-
-fn allocate(stream: &Stream) -> *mut c_void {
-    let mut pointer = null_mut();
-    // SAFETY: the stream is alive and of device 0.
-    succeeded(unsafe { (C_API.allocate)(MIB, 0, stream.raw().as_ptr(), &raw mut pointer) });
-    pointer
-}
 
 /// Returns a token of a block, and what it is attached as.
 fn attached(pointer: *const c_void) -> ([u8; TOKEN], *mut Attached) {
@@ -58,7 +53,7 @@ fn names(device: c_int, status: c_int) {
 fn attached_memory_whose_end_is_refused_is_as_it_was() {
     host!();
     let (stream, elsewhere) = (stream(0), crate::common::stream(1));
-    let block = allocate(&stream);
+    let block = allocate(MIB, &stream);
     let (_, own) = attached(block);
     // SAFETY: the stream is alive, and only the last call gives up what was attached.
     unsafe {
@@ -75,7 +70,7 @@ fn a_device_that_is_none_is_refused_by_every_function_that_takes_one() {
     host!();
     let stream = stream(0);
     let raw = stream.raw().as_ptr();
-    let block = allocate(&stream);
+    let block = allocate(MIB, &stream);
     let (token, own) = attached(block);
     let pool = create(options());
     let (pool_id, plain) = (pool.id(), options());
@@ -206,7 +201,7 @@ fn a_null_pointer_is_refused_by_its_name() {
     host!();
     let stream = stream(0);
     let raw = stream.raw().as_ptr();
-    let block = allocate(&stream);
+    let block = allocate(MIB, &stream);
     let (token, own) = attached(block);
     let pool = create(options());
     let (mut made, mut pointer, mut number, mut room) = (null_mut(), null_mut(), 0, TOKEN as u64);
@@ -279,7 +274,7 @@ fn a_null_pointer_is_refused_by_its_name() {
 #[test]
 fn a_struct_without_its_size_is_refused() {
     host!();
-    let block = allocate(&stream(0));
+    let block = allocate(MIB, &stream(0));
     let refused = |status, size: u64, name: &str| {
         failed(status, INVALID_VALUE, &[&format!("size of a {name} is {size}"), &format!("sizeof({name})")]);
     };
@@ -301,12 +296,12 @@ fn a_struct_without_its_size_is_refused() {
             refused((C_API.pinned_times)(null_mut(), &raw mut durations), size, "gpupool_durations");
             let mut counts = handle_counts(size);
             refused((C_API.handle_stats)(SIMULATED, 0, &raw mut counts), size, "gpupool_handle_stats");
-            let (mut made, wrong) = (null_mut(), PoolOptions { size, ..options() });
+            let (mut made, wrong) = (ptr::dangling_mut(), PoolOptions { size, ..options() });
             refused((C_API.pool_create)(0, &raw const wrong, &raw mut made), size, "gpupool_pool_options");
+            assert!(made.is_null());
         }
     }
-    // SAFETY: the block is the caller's.
-    succeeded(unsafe { (C_API.deallocate)(block) });
+    deallocate(block);
 }
 
 #[test]
@@ -314,7 +309,7 @@ fn numbers_out_of_range_are_refused_by_name() {
     host!();
     let stream = stream(0);
     let raw = stream.raw().as_ptr();
-    let block = allocate(&stream);
+    let block = allocate(MIB, &stream);
     let (token, own) = attached(block);
     let pool = create(options());
     let mut number = 0;
@@ -410,8 +405,10 @@ fn a_second_free_a_foreign_pointer_and_an_inner_one_are_refused_by_their_address
     let stream = stream(0);
     let foreign = (&raw const OTHERS).cast_mut().cast::<c_void>();
     for (name, free) in FREE {
-        let pointer = allocate(&stream);
+        let pointer = allocate(MIB, &stream);
         let inner = pointer.wrapping_byte_add(512);
+        // SAFETY: it takes any address.
+        assert_eq!([foreign, pointer, inner].map(|at| unsafe { (C_API.owns)(at) }), [0, 1, 1]);
         for (wrong, why) in [(foreign, "not memory that gpupool handed out"), (inner, "not the start of a block")] {
             assert!(!free(wrong, &stream), "{name}");
             failed(INVALID_VALUE, INVALID_VALUE, &[&format!("{wrong:p}"), why]);
@@ -420,7 +417,7 @@ fn a_second_free_a_foreign_pointer_and_an_inner_one_are_refused_by_their_address
         assert!(!free(pointer, &stream), "{name}");
         failed(INVALID_VALUE, INVALID_VALUE, &[&format!("{pointer:p}"), "free"]);
     }
-    let (pointer, raw) = (allocate(&stream), stream.raw().as_ptr());
+    let (pointer, raw) = (allocate(MIB, &stream), stream.raw().as_ptr());
     let inner = pointer.wrapping_byte_add(512);
     for (wrong, why) in [(foreign, "not memory that gpupool handed out"), (inner, "not the start of a block")] {
         // SAFETY: the stream is alive, and so is the block.

@@ -3,7 +3,7 @@
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr;
 
-use gpupool::c_api::{C_API, Checkpoint, PoolHandle, PoolOptions, PoolSource};
+use gpupool::c_api::{C_API, Checkpoint, DeviceStats, Observer, PoolHandle, PoolOptions, PoolSource};
 use gpupool::{PoolId, Stream};
 
 pub(crate) const OUT_OF_MEMORY: c_int = 1;
@@ -28,6 +28,59 @@ pub(crate) fn failed(status: c_int, expected: c_int, words: &[&str]) {
     let text = last_error();
     assert_eq!(status, expected, "{text}");
     assert!(words.iter().all(|word| text.contains(word)), "{text:?} does not say {words:?}");
+}
+
+/// A block of no pool's, on the stream's device; or the status of a call that gave none.
+pub(crate) fn try_allocate(bytes: u64, stream: &Stream) -> Result<*mut c_void, c_int> {
+    let mut pointer = ptr::dangling_mut();
+    let ordinal = stream.device().ordinal() as c_int;
+    // SAFETY: the stream is alive and of its device.
+    match unsafe { (C_API.allocate)(bytes, ordinal, stream.raw().as_ptr(), &raw mut pointer) } {
+        0 => Ok(pointer),
+        status => {
+            assert!(pointer.is_null(), "what was not allocated has no address");
+            Err(status)
+        }
+    }
+}
+
+#[track_caller]
+pub(crate) fn allocate(bytes: u64, stream: &Stream) -> *mut c_void {
+    try_allocate(bytes, stream).unwrap_or_else(|status| panic!("{status}: {}", last_error()))
+}
+
+pub(crate) fn try_deallocate(pointer: *const c_void) -> c_int {
+    // SAFETY: what is no block of gpupool's is refused.
+    unsafe { (C_API.deallocate)(pointer.cast_mut()) }
+}
+
+#[track_caller]
+pub(crate) fn deallocate(pointer: *mut c_void) {
+    succeeded(try_deallocate(pointer));
+}
+
+/// What a function that fills statistics says.
+#[track_caller]
+pub(crate) fn stats_of(fill: impl FnOnce(*mut DeviceStats) -> c_int) -> DeviceStats {
+    let mut stats = DeviceStats { size: size_of::<DeviceStats>() as u64, ..DeviceStats::default() };
+    succeeded(fill(&raw mut stats));
+    stats
+}
+
+#[track_caller]
+pub(crate) fn device_stats(ordinal: c_int) -> DeviceStats {
+    // SAFETY: the statistics say their size.
+    stats_of(|stats| unsafe { (C_API.device_stats)(ordinal, stats) })
+}
+
+pub(crate) fn observe(observer: Observer, context: *mut c_void) {
+    // SAFETY: the function takes this context from any thread, and the test ends the observation before it.
+    succeeded(unsafe { (C_API.observe)(Some(observer), context) });
+}
+
+pub(crate) fn end_observing() {
+    // SAFETY: no observer is none.
+    succeeded(unsafe { (C_API.observe)(None, ptr::null_mut()) });
 }
 
 /// A use of a pool, to be released. Any thread may have it.

@@ -7,10 +7,13 @@ pub(crate) mod memory;
 #[macro_use]
 pub(crate) mod process;
 
-use std::thread;
+use std::sync::mpsc::{Sender, channel};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use gpupool::{Device, HandleStats, Stream};
+use gpupool::library::simulated::SimulatedLibrary;
+use gpupool::{Device, HandlePool, HandleStats, Stream};
+use log::{LevelFilter, Log, Metadata, Record};
 
 pub(crate) const MEMORY: u64 = 1 << 30;
 
@@ -23,6 +26,14 @@ macro_rules! host {
     ($devices:expr, $bytes:expr) => {
         in_own_process!();
         gpupool::runtime::host::simulate($devices, $bytes).expect("no other runtime was chosen");
+    };
+}
+
+/// The same for a test after which nobody holds memory: that all of it is back is checked once the test's own values are gone.
+macro_rules! memory {
+    ($($simulated:tt)*) => {
+        host!($($simulated)*);
+        let _all_back = $crate::common::memory::AllBack;
     };
 }
 
@@ -64,6 +75,61 @@ pub(crate) fn wait_until(what: &str, condition: impl Fn() -> bool) {
 /// Runs `f` on a thread that has ended when this returns, its thread-locals destroyed.
 pub(crate) fn on_thread<R: Send + 'static>(f: impl FnOnce() -> R + Send + 'static) -> R {
     thread::spawn(f).join().expect("the thread does not panic")
+}
+
+/// A pool of handles of the test's own.
+pub(crate) fn handle_pool() -> HandlePool {
+    HandlePool::new(SimulatedLibrary).expect("a pool")
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// A thread that does what it is told, one thing after the other, for as long as this lives.
+pub(crate) struct Worker {
+    jobs: Option<Sender<Job>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Worker {
+    pub(crate) fn start() -> Self {
+        let (jobs, given) = channel::<Job>();
+        Self { jobs: Some(jobs), thread: Some(thread::spawn(move || given.into_iter().for_each(|job| job()))) }
+    }
+
+    pub(crate) fn run<R: Send + 'static>(&self, job: impl FnOnce() -> R + Send + 'static) -> R {
+        let (done, result) = channel();
+        let job = Box::new(move || done.send(job()).unwrap());
+        self.jobs.as_ref().unwrap().send(job).unwrap();
+        result.recv().expect("the job does not panic")
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.jobs = None;
+        let ended = self.thread.take().unwrap().join();
+        assert!(ended.is_ok() || thread::panicking());
+    }
+}
+
+struct Logger(fn(&Record<'_>));
+
+impl Log for Logger {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        self.0(record);
+    }
+
+    fn flush(&self) {}
+}
+
+/// Has the process tell each line that it logs, of the level of debugging too.
+pub(crate) fn log_to(told: fn(&Record<'_>)) {
+    log::set_logger(Box::leak(Box::new(Logger(told)))).unwrap();
+    log::set_max_level(LevelFilter::Debug);
 }
 
 /// Every handle made is idle, held, leased or discarded, or was destroyed.

@@ -6,17 +6,13 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
-use crate::common::{MEMORY, assert_none_lost, device, on_thread, stream};
-use gpupool::library::simulated::{SimulatedLibrary, set_handle_bytes};
+use crate::common::{MEMORY, assert_none_lost, device, handle_pool as pool, on_thread, stream};
+use gpupool::library::simulated::set_handle_bytes;
 use gpupool::library::{Library, RawHandle};
 use gpupool::runtime::host::{Call, Fault, begin_capture, clear_faults, end_capture, inject, submit};
 use gpupool::{
     CaptureMode, CaptureStatus, Device, ErrorKind, HandlePool, Result, StatusKind, Stream, Wanted, empty_cache,
 };
-
-fn pool() -> HandlePool {
-    HandlePool::new(SimulatedLibrary).expect("a pool")
-}
 
 #[test]
 fn a_fault_at_any_call_is_an_error_or_harmless_and_loses_no_handle() {

@@ -5,22 +5,18 @@ use std::thread;
 use std::time::Duration;
 
 use crate::common::memory::out_of_memory;
-use crate::common::{MEMORY, assert_none_lost, device, on_thread, stream, wait_until};
-use gpupool::library::simulated::{SimulatedLibrary, resets_of, set_keeps_scratch, stream_of};
+use crate::common::{MEMORY, assert_none_lost, device, handle_pool as pool, on_thread, stream, wait_until};
+use gpupool::library::simulated::{resets_of, set_keeps_scratch, stream_of};
 use gpupool::runtime::host::{
     Call, Fault, begin_capture, clear_faults, complete, complete_all, end_capture, inject, submit,
 };
 use gpupool::{
-    CaptureMode, CaptureStatus, ErrorKind, HandlePool, Lease, Pooled, Simulated, StatusKind, Stream, empty,
-    handle_stats, on_oom,
+    CaptureMode, CaptureStatus, ErrorKind, HandlePool, Lease, Pooled, Simulated, StatusKind, empty, handle_stats,
+    on_oom,
 };
 
 /// Longer than any test takes.
 const LONG: Duration = Duration::from_secs(600);
-
-fn pool() -> HandlePool {
-    HandlePool::new(SimulatedLibrary).expect("a pool")
-}
 
 fn address(lease: &Lease) -> usize {
     lease.as_ptr().addr()
@@ -347,47 +343,4 @@ fn all_pools_are_one_table() {
     let (_, simulated) = all.iter().find(|(name, _)| name == "simulated").unwrap();
     assert!(simulated.leased >= 1);
     assert!(all.iter().all(|(name, _)| name != "cudnn"), "it was never used");
-}
-
-/// Many threads, few handles, streams that differ, faults: no handle is used by two at once, none is lost.
-#[test]
-fn under_stress_no_handle_is_shared_or_lost() {
-    host!();
-    let (pool, streams) = (pool(), [stream(0), stream(0), stream(0)]);
-    pool.set_limit(Some(5)).unwrap();
-    set_keeps_scratch(true);
-    let in_use = Arc::new(std::sync::Mutex::new(std::collections::HashSet::new()));
-    let threads: Vec<_> = (0..16)
-        .map(|number| {
-            let (streams, in_use) = (streams.clone(), Arc::clone(&in_use));
-            thread::spawn(move || {
-                for round in 0..300 {
-                    let stream: &Stream = &streams[(number + round) % 3];
-                    if round % 100 == 99 {
-                        inject(Fault { call: Call::HandleCreate, kind: StatusKind::Other, after: 0, times: 1 });
-                    }
-                    match pool.lease_within(stream, LONG) {
-                        Ok(lease) => {
-                            assert!(in_use.lock().unwrap().insert(address(&lease)));
-                            thread::yield_now();
-                            assert!(in_use.lock().unwrap().remove(&address(&lease)));
-                            if round % 50 == 0 {
-                                lease.discard();
-                            }
-                        }
-                        Err(error) => assert!(matches!(error.kind(), ErrorKind::Library(_)), "{error}"),
-                    }
-                    if round % 77 == 0 {
-                        pool.trim(None).unwrap();
-                    }
-                }
-            })
-        })
-        .collect();
-    threads.into_iter().for_each(|thread| thread.join().unwrap());
-    clear_faults();
-    let stats = pool.stats(None).unwrap();
-    assert_none_lost(stats);
-    assert_eq!((stats.leased, stats.held), (0, 0));
-    assert!(stats.idle <= 5, "{stats:?}");
 }

@@ -4,17 +4,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use crate::common::{MEMORY, assert_none_lost, device, on_thread, stream};
-use gpupool::library::simulated::{SimulatedLibrary, set_handle_bytes};
+use crate::common::{MEMORY, assert_none_lost, device, handle_pool as pool, on_thread, stream};
+use gpupool::library::simulated::set_handle_bytes;
 use gpupool::runtime::host::{Call, Fault, before_call, begin_capture, end_capture, inject};
-use gpupool::{CaptureMode, CaptureStatus, ErrorKind, HandlePool, MemPool, Pooled, Simulated, StatusKind};
+use gpupool::{CaptureMode, CaptureStatus, ErrorKind, MemPool, Pooled, Simulated, StatusKind};
 
 /// More often than another thread waits for its turn.
 const OFTEN: u32 = 20_000;
-
-fn pool() -> HandlePool {
-    HandlePool::new(SimulatedLibrary).expect("a pool")
-}
 
 #[test]
 fn warm_makes_as_many_as_are_missing() {

@@ -5,14 +5,10 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Barrier, OnceLock};
 use std::thread;
 
-use crate::common::{assert_none_lost, device, on_thread, stream};
-use gpupool::library::simulated::{SimulatedLibrary, stream_of};
+use crate::common::{assert_none_lost, device, handle_pool as pool, on_thread, stream};
+use gpupool::library::simulated::stream_of;
 use gpupool::library::{Library, RawHandle};
-use gpupool::{Device, ErrorKind, HandlePool, Pooled, RawStream, Result, Simulated, Stream, handle};
-
-fn pool() -> HandlePool {
-    HandlePool::new(SimulatedLibrary).expect("a pool")
-}
+use gpupool::{Device, ErrorKind, HandlePool, Pooled, Result, Simulated, Stream, handle};
 
 fn address(pool: HandlePool, stream: &Stream) -> usize {
     pool.handle(stream).expect("a handle").as_ptr().addr()
@@ -91,26 +87,6 @@ fn the_stream_is_right_on_every_checkout() {
         // SAFETY: the pool just gave the handle, and this thread holds it.
         assert_eq!(unsafe { stream_of(handle) }, stream.raw().address());
     }
-}
-
-#[test]
-fn without_a_stream_the_current_one_is_taken() {
-    host!();
-    let (outer, inner) = (stream(0), stream(1));
-    assert_eq!(Stream::current().unwrap().raw(), RawStream::LEGACY);
-    {
-        let _outer = outer.enter().unwrap();
-        assert_eq!(Stream::current().unwrap().raw(), outer.raw());
-        {
-            let _inner = inner.enter().unwrap();
-            assert_eq!(Stream::current().unwrap().raw(), inner.raw());
-            assert_eq!(Stream::current().unwrap().device(), device(1));
-            assert_eq!(Stream::current_on(device(0)).unwrap().raw(), outer.raw());
-            on_thread(|| assert_eq!(Stream::current().unwrap().raw(), RawStream::LEGACY));
-        }
-        assert_eq!(Stream::current().unwrap().raw(), outer.raw());
-    }
-    assert_eq!(Stream::current().unwrap().raw(), RawStream::LEGACY);
 }
 
 #[test]

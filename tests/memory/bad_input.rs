@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
-use crate::common::memory::{deallocate, empty_in, used};
+use crate::common::memory::{assert_all_back, builder, deallocate, empty_in, pool, says};
 use crate::common::{MEMORY, device, on_thread, stream};
 use gpupool::memory::{
     SegmentFunctions, SegmentSource, allocate, begin_allocate_to_pool, end_allocate_to_pool,
@@ -32,29 +32,12 @@ fn stats() -> [PoolStats; 2] {
     })
 }
 
-/// Nobody holds anything, and everything is back.
-fn assert_all_back() {
-    complete_all().unwrap();
-    empty_cache().unwrap();
-    for (ordinal, stats) in stats().into_iter().enumerate() {
-        let live = (stats.live_blocks, stats.live_bytes, stats.requested_bytes, stats.waiting_blocks);
-        assert_eq!((live, stats.reserved_bytes), ((0, 0, 0, 0), 0), "device {ordinal}");
-        assert_eq!(memory_stats(device(ordinal as u32)).unwrap().pools, 1, "device {ordinal}");
-    }
-    assert_eq!([used(0), used(1)], [0, 0]);
-}
-
-fn assert_says(error: &Error, words: &[&str]) {
-    let text = error.to_string();
-    assert!(words.iter().all(|word| text.contains(word)), "{text:?} does not say {words:?}");
-}
-
 /// The call was refused as one that cannot be right, the error says all the words, and no count has changed.
 fn assert_refused<T>(call: impl FnOnce() -> Result<T>, words: &[&str]) {
     let before = stats();
     let error = call().map(drop).expect_err("this cannot be right");
     assert!(matches!(error.kind(), ErrorKind::InvalidValue(_)), "{error}");
-    assert_says(&error, words);
+    says(&error, words);
     assert_eq!(stats(), before, "{error}");
 }
 
@@ -62,7 +45,7 @@ fn assert_no_memory<T>(outcome: Result<T>, bytes: u64) -> Error {
     let error = outcome.map(drop).expect_err("there is not so much");
     let ErrorKind::OutOfMemory(out) = error.kind() else { panic!("{error}") };
     assert!(matches!(out.wanted, Wanted::Memory { bytes: wanted, .. } if wanted == bytes), "{error}");
-    assert_says(&error, &[&format!("({bytes} bytes)"), "device 0"]);
+    says(&error, &[&format!("({bytes} bytes)"), "device 0"]);
     error
 }
 
@@ -70,20 +53,15 @@ fn hex(address: u64) -> String {
     format!("{address:#x}")
 }
 
-fn pool() -> MemPool {
-    MemPool::builder().device(device(0)).build().unwrap()
-}
-
 /// A pool of each kind.
 fn pools() -> [MemPool; 4] {
-    let builder = || MemPool::builder().device(device(0));
     [builder(), builder().no_split(true), builder().segments(true), builder().allocator(Arc::new(Fake::new()))]
         .map(|builder| builder.build().unwrap())
 }
 
 #[test]
 fn an_address_that_gpupool_never_gave_is_refused() {
-    host!();
+    memory!();
     let stream = stream(0);
     let large = empty(5 << 20, &stream).unwrap();
     let on_stack = 0_u64;
@@ -96,13 +74,11 @@ fn an_address_that_gpupool_never_gave_is_refused() {
         assert_refused(|| deallocate(address, Some(&stream)), &[&name, "any device"]);
         assert_refused(|| record_stream(address, &stream), &[&name, "any device"]);
     }
-    drop(large);
-    assert_all_back();
 }
 
 #[test]
 fn an_address_inside_a_block_is_refused_and_the_block_stays() {
-    host!();
+    memory!();
     let (stream, other) = (stream(0), stream(0));
     for bytes in SIZES {
         let block = empty(bytes, &stream).unwrap();
@@ -119,12 +95,11 @@ fn an_address_inside_a_block_is_refused_and_the_block_stays() {
         }
         deallocate(block.into_ptr(), None).unwrap();
     }
-    assert_all_back();
 }
 
 #[test]
 fn the_free_memory_beside_a_block_is_not_a_block() {
-    host!();
+    memory!();
     let stream = stream(0);
     for bytes in SIZES {
         let block = empty(bytes, &stream).unwrap();
@@ -132,12 +107,11 @@ fn the_free_memory_beside_a_block_is_not_a_block() {
         let next = block.ptr() + bytes.next_multiple_of(1024);
         assert_refused(|| deallocate(next, None), &[&hex(next), "device 0"]);
     }
-    assert_all_back();
 }
 
 #[test]
 fn a_block_is_freed_once_whoever_frees_it() {
-    host!();
+    memory!();
     let stream = stream(0);
     for bytes in SIZES {
         // So that the pages of the block stay known.
@@ -153,12 +127,11 @@ fn a_block_is_freed_once_whoever_frees_it() {
         }
         drop(neighbour);
     }
-    assert_all_back();
 }
 
 #[test]
 fn a_block_that_waits_for_a_stream_counts_as_freed() {
-    host!();
+    memory!();
     let (stream, user) = (stream(0), stream(0));
     for bytes in SIZES {
         let address = allocate(bytes, &stream).unwrap();
@@ -177,42 +150,22 @@ fn a_block_that_waits_for_a_stream_counts_as_freed() {
 }
 
 #[test]
-fn any_thread_may_free_a_block() {
-    host!();
-    let stream = stream(0);
-    for bytes in SIZES {
-        let (sent, address) = (empty(bytes, &stream).unwrap(), allocate(bytes, &stream).unwrap());
-        on_thread(move || {
-            drop(sent);
-            deallocate(address, None).unwrap();
-        });
-        let theirs = stream.clone();
-        let made_there = on_thread(move || allocate(bytes, &theirs).unwrap());
-        deallocate(made_there, None).unwrap();
-        assert_eq!((stats()[0].live_blocks, stats()[0].live_bytes), (0, 0));
-    }
-    assert_all_back();
-}
-
-#[test]
 fn a_stream_of_another_device_frees_no_block() {
-    host!();
+    memory!();
     let (here, there) = (stream(0), stream(1));
     // Memory on both, so that both devices' addresses are known.
-    let on_the_other = empty(1 << 20, &there).unwrap();
+    let _on_the_other = empty(1 << 20, &there).unwrap();
     for bytes in SIZES {
         let address = allocate(bytes, &here).unwrap();
         assert_refused(|| deallocate(address, Some(&there)), &[&hex(address), "device 1"]);
         assert_refused(|| record_stream(address, &there), &[&hex(address), "device 1"]);
         deallocate(address, Some(&here)).unwrap();
     }
-    drop(on_the_other);
-    assert_all_back();
 }
 
 #[test]
 fn blocks_outlive_their_pool_and_are_then_freed_once() {
-    host!();
+    memory!();
     let (stream, user) = (stream(0), stream(0));
     for bytes in SIZES {
         for pool in pools() {
@@ -232,7 +185,7 @@ fn blocks_outlive_their_pool_and_are_then_freed_once() {
 
 #[test]
 fn no_bytes_have_no_address() {
-    host!();
+    memory!();
     let stream = stream(0);
     assert_refused(|| allocate(0, &stream), &["0 bytes"]);
     let before = stats();
@@ -246,12 +199,11 @@ fn no_bytes_have_no_address() {
         assert_eq!(empty(0, &stream).unwrap().into_ptr(), 0);
     }
     assert_eq!(stats(), before);
-    assert_all_back();
 }
 
 #[test]
 fn one_byte_is_a_block() {
-    host!();
+    memory!();
     let stream = stream(0);
     let blocks = [0; 2].map(|_| empty(1, &stream).unwrap());
     assert!(blocks[0].ptr().abs_diff(blocks[1].ptr()) >= 512);
@@ -264,12 +216,11 @@ fn one_byte_is_a_block() {
             (0, 1, 1)
         );
     }
-    assert_all_back();
 }
 
 #[test]
 fn sizes_beyond_any_device_are_refused_without_a_driver_call() {
-    host!();
+    memory!();
     let stream = stream(0);
     let calls = || memory_stats(device(0)).unwrap().driver_calls;
     let before = (stats(), calls());
@@ -277,27 +228,26 @@ fn sizes_beyond_any_device_are_refused_without_a_driver_call() {
         assert_no_memory(allocate(bytes, &stream), bytes);
         for pool in pools() {
             let error = assert_no_memory(empty_in(&pool, bytes, &stream), bytes);
-            assert_says(&error, &[&format!("pool {}", pool.id())]);
+            says(&error, &[&format!("pool {}", pool.id())]);
             assert_eq!((pool.use_count(), pool.stats().unwrap().reserved_bytes), (1, 0));
         }
     }
     assert_eq!((stats(), calls()), before);
-    assert_all_back();
 }
 
 #[test]
 fn sizes_beyond_any_host_and_nodes_that_are_none_are_refused_by_name() {
-    host!();
+    memory!();
     let own = stream(0);
     for bytes in [1 << 40, (1 << 41) + 512, 1 << 63, u64::MAX - 511, u64::MAX] {
         for outcome in [empty_pinned(bytes, None).map(drop), empty_pinned(bytes, Some(&own)).map(drop)] {
             let error = outcome.expect_err("there is not so much");
             assert!(matches!(error.kind(), ErrorKind::OutOfMemory(_)), "{error}");
-            assert_says(&error, &[&format!("({bytes} bytes)"), "NUMA node 0"]);
+            says(&error, &[&format!("({bytes} bytes)"), "NUMA node 0"]);
         }
         let error = warm_pinned(bytes, None).expect_err("there is not so much");
         assert!(matches!(error.kind(), ErrorKind::OutOfMemory(_)), "{error}");
-        let error = MemPool::builder().device(device(0)).reserve(bytes).build().expect_err("there is not so much");
+        let error = builder().reserve(bytes).build().expect_err("there is not so much");
         assert!(matches!(error.kind(), ErrorKind::OutOfMemory(_)), "{error}");
     }
     for node in [2, 63, 64, 4096, u32::MAX] {
@@ -309,12 +259,11 @@ fn sizes_beyond_any_host_and_nodes_that_are_none_are_refused_by_name() {
         assert_refused(|| pinned_stats(Some(node)), words);
         assert_refused(|| reset_peak_pinned_stats(Some(node)), words);
     }
-    assert_all_back();
 }
 
 #[test]
 fn an_address_that_is_no_streams_is_named() {
-    host!();
+    memory!();
     let own = stream(0);
     let block = empty(4096, &own).unwrap();
     let raw = own.raw().as_ptr();
@@ -322,20 +271,18 @@ fn an_address_that_is_no_streams_is_named() {
     for address in odd.into_iter().chain([block.ptr() as usize]) {
         // SAFETY: the simulated devices recognise what is no stream.
         let error = unsafe { Stream::from_raw(std::ptr::without_provenance_mut(address)) }.unwrap_err();
-        assert_says(&error, &[&format!("{address:#x}"), "not the address of a stream"]);
+        says(&error, &[&format!("{address:#x}"), "not the address of a stream"]);
     }
     // The default streams have small numbers.
     for address in [0, 1, 2] {
         // SAFETY: these are always there.
         assert!(unsafe { Stream::from_raw(std::ptr::without_provenance_mut(address)) }.unwrap().raw().is_default());
     }
-    drop(block);
-    assert_all_back();
 }
 
 #[test]
 fn handles_that_are_too_many_are_refused_and_a_limit_of_none_is_named() {
-    host!();
+    memory!();
     let handles = Simulated::pool();
     assert_refused(|| handles.set_limit(Some(0)), &["0"]);
     for count in [1 << 32, usize::MAX / 2, usize::MAX] {
@@ -345,7 +292,6 @@ fn handles_that_are_too_many_are_refused_and_a_limit_of_none_is_named() {
     }
     handles.set_limit(Some(usize::MAX)).unwrap();
     handles.set_limit(None).unwrap();
-    assert_all_back();
 }
 
 /// `IS_SEND` of a type, without asking for it.
@@ -361,7 +307,7 @@ impl<T: Send> Asked<T> {
 #[test]
 fn a_scope_stays_on_its_thread() {
     const { assert!(!Asked::<PoolScope>::IS_SEND && Asked::<MemPool>::IS_SEND) }
-    host!();
+    memory!();
     let stream = stream(0);
     let pool = pool();
     let id = pool.id();
@@ -375,13 +321,11 @@ fn a_scope_stays_on_its_thread() {
     assert_eq!(empty(1, &stream).unwrap().pool_id(), PoolId::NONE);
     release_pool(device(0), id).unwrap();
     assert_eq!(pool.use_count(), 1);
-    drop(pool);
-    assert_all_back();
 }
 
 #[test]
 fn a_thread_that_ends_in_a_pool_leaves_it_to_the_others() {
-    host!();
+    memory!();
     let id = graph_pool_handle(true);
     let stream = stream(0);
     let theirs = stream.clone();
@@ -394,30 +338,25 @@ fn a_thread_that_ends_in_a_pool_leaves_it_to_the_others() {
     assert_refused(|| end_allocate_to_pool(device(0), id), &[&id.to_string()]);
     release_pool(device(0), id).unwrap();
     assert_refused(|| pool_use_count(device(0), id), &[&id.to_string(), "gone"]);
-    drop(block);
-    assert_all_back();
 }
 
 #[test]
 fn a_device_that_does_not_exist_is_named() {
-    host!();
+    memory!();
     for ordinal in [2, 255, 256, 4096, u32::MAX] {
         assert_refused_everywhere(Device::from_ordinal(ordinal), &[&format!("no device {ordinal}")]);
     }
-    assert_all_back();
 }
 
 #[test]
 fn pinned_memory_is_on_a_numa_node_and_no_device() {
-    host!();
-    let pinned = empty_pinned(4096, None).unwrap();
+    memory!();
+    let _pinned = empty_pinned(4096, None).unwrap();
     let snapshot = memory_snapshot().unwrap();
     let [segment] = snapshot.as_slice() else { panic!("{snapshot:?}") };
     let location = segment.location;
     assert_eq!((location.numa(), location.device(), location == device(0)), (Some(0), None, false));
     assert_eq!(location.to_string(), "NUMA node 0 of the host");
-    drop(pinned);
-    assert_all_back();
 }
 
 /// Every public function that takes a device, or makes a stream for one, refuses this one.
@@ -466,18 +405,16 @@ fn assert_refused_everywhere(missing: Device, words: &[&str]) {
 
 #[test]
 fn a_pool_captures_on_its_own_device_only() {
-    host!();
+    memory!();
     let pool = pool();
     let words = &[&*pool.id().to_string(), "device 0", "device 1"];
     assert_refused(|| pool.capture(&stream(1)), words);
     assert_eq!(pool.use_count(), 1);
-    drop(pool);
-    assert_all_back();
 }
 
 #[test]
 fn ids_of_no_pool_are_refused() {
-    host!();
+    memory!();
     for id in [PoolId::NONE, PoolId(1, 1), PoolId(u64::MAX, u64::MAX)] {
         assert_refused(|| begin_allocate_to_pool(device(0), id), &[&id.to_string()]);
     }
@@ -487,12 +424,11 @@ fn ids_of_no_pool_are_refused() {
         assert_refused(|| release_pool(device(0), id), &[&id.to_string(), "device 0"]);
     }
     assert_eq!(handles.map(|id| pool_use_count(device(0), id).unwrap()), [None, None]);
-    assert_all_back();
 }
 
 #[test]
 fn a_pool_is_released_as_often_as_it_was_begun() {
-    host!();
+    memory!();
     let stream = stream(0);
     for id in [graph_pool_handle(true), graph_pool_handle(false)] {
         for _ in 0..2 {
@@ -519,7 +455,7 @@ fn a_pool_is_released_as_often_as_it_was_begun() {
 
 #[test]
 fn an_id_is_no_pools_again_once_its_pool_is_gone() {
-    host!();
+    memory!();
     let pool = pool();
     let dropped = pool.id();
     drop(pool);
@@ -541,13 +477,11 @@ fn an_id_is_no_pools_again_once_its_pool_is_gone() {
             assert_refused(|| pool_use_count(device(ordinal), id), words);
         }
     }
-    drop(blocks);
-    assert_all_back();
 }
 
 #[test]
 fn threads_that_begin_with_one_id_at_once_get_one_pool() {
-    host!();
+    memory!();
     let id = graph_pool_handle(true);
     let threads: Vec<_> =
         (0..8).map(|_| std::thread::spawn(move || begin_allocate_to_pool(device(0), id).unwrap())).collect();
@@ -556,32 +490,30 @@ fn threads_that_begin_with_one_id_at_once_get_one_pool() {
     for _ in 0..8 {
         release_pool(device(0), id).unwrap();
     }
-    assert_all_back();
 }
 
 #[test]
 fn a_token_of_a_dropped_pool_enters_nothing() {
-    host!();
+    memory!();
     let pool = pool();
     let (token, id) = (pool.token(), pool.id());
     drop(pool);
     assert_refused(|| token.enter(), &[&id.to_string(), "was dropped"]);
     assert_refused(|| pool_use_count(device(0), id), &[&id.to_string(), "gone"]);
     assert_refused(|| release_pool(device(0), id), &[&id.to_string()]);
-    assert_all_back();
 }
 
 #[test]
 fn a_limit_of_nothing_gives_nothing() {
-    host!();
+    memory!();
     let stream = stream(0);
-    let builder = || MemPool::builder().device(device(0)).limit(0);
+    let builder = || builder().limit(0);
     for builder in [builder(), builder().segments(true), builder().allocator(Arc::new(Fake::new()))] {
         let pool = builder.build().unwrap();
         assert_eq!(pool.limit(), Some(0));
         for bytes in SIZES {
             let error = assert_no_memory(empty_in(&pool, bytes, &stream), bytes);
-            assert_says(&error, &[&pool.id().to_string(), "limit"]);
+            says(&error, &[&pool.id().to_string(), "limit"]);
             assert_eq!((pool.stats().unwrap().reserved_bytes, pool.use_count()), (0, 1));
         }
         pool.set_limit(None);
@@ -594,12 +526,11 @@ fn a_limit_of_nothing_gives_nothing() {
         drop(block);
         assert_eq!(pool.stats().unwrap().live_blocks, 0);
     }
-    assert_all_back();
 }
 
 #[test]
 fn a_fraction_is_from_0_to_1() {
-    host!();
+    memory!();
     for fraction in [-0.1, 1.000_1, f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
         assert_refused(|| set_per_process_memory_fraction(fraction, device(0)), &[&fraction.to_string()]);
         assert_eq!(get_per_process_memory_fraction(device(0)).unwrap(), 1.0);
@@ -608,9 +539,8 @@ fn a_fraction_is_from_0_to_1() {
     let outcomes = SIZES.map(|bytes| empty(bytes, &stream(0)));
     set_per_process_memory_fraction(1.0, device(0)).unwrap();
     for (outcome, bytes) in outcomes.into_iter().zip(SIZES) {
-        assert_says(&assert_no_memory(outcome, bytes), &["fraction"]);
+        says(&assert_no_memory(outcome, bytes), &["fraction"]);
     }
-    assert_all_back();
 }
 
 /// Memory of a user's own, which is numbers only: gpupool never touches it.
@@ -676,29 +606,28 @@ unsafe impl SegmentSource for Fake {
 }
 
 fn pool_of(source: &Arc<Fake>) -> MemPool {
-    MemPool::builder().device(device(0)).allocator(Arc::<Fake>::clone(source)).build().unwrap()
+    builder().allocator(Arc::<Fake>::clone(source)).build().unwrap()
 }
 
 #[test]
 fn an_allocators_own_error_is_what_the_caller_sees() {
-    host!();
+    memory!();
     let (stream, source) = (stream(0), Arc::new(Fake::new()));
     let pool = pool_of(&source);
     source.answer(|| Err(own_error("get_memory")));
     let error = empty_in(&pool, 700, &stream).map(drop).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Library(refused) if refused.code == 7), "{error}");
-    assert_says(&error, &["the test's allocator", "get_memory", "NO"]);
+    says(&error, &["the test's allocator", "get_memory", "NO"]);
     assert_eq!((pool.stats().unwrap().reserved_bytes, pool.use_count(), source.held()), (0, 1, Vec::new()));
     source.answer_again();
     drop(empty_in(&pool, 700, &stream).unwrap());
     drop(pool);
     assert_eq!(source.held(), []);
-    assert_all_back();
 }
 
 #[test]
 fn memory_that_no_block_can_lie_in_goes_back_to_its_allocator() {
-    host!();
+    memory!();
     let (stream, source) = (stream(0), Arc::new(Fake::new()));
     let pool = pool_of(&source);
     // Not aligned; and so far up that its end is no address.
@@ -711,12 +640,11 @@ fn memory_that_no_block_can_lie_in_goes_back_to_its_allocator() {
     drop(empty_in(&pool, 700, &stream).unwrap());
     drop(pool);
     assert_eq!(source.held(), []);
-    assert_all_back();
 }
 
 #[test]
 fn memory_that_somebody_holds_is_not_taken_from_an_allocator() {
-    host!();
+    memory!();
     let (stream, source) = (stream(0), Arc::new(Fake::new()));
     let (pool, other) = (pool_of(&source), pool_of(&source));
     let block = empty_in(&pool, 4 << 20, &stream).unwrap();
@@ -741,12 +669,11 @@ fn memory_that_somebody_holds_is_not_taken_from_an_allocator() {
     deallocate(block.into_ptr(), None).unwrap();
     drop((paged, pool, other));
     assert_eq!(source.held(), []);
-    assert_all_back();
 }
 
 #[test]
 fn an_allocator_that_does_not_take_memory_back_is_heard_and_the_memory_gone() {
-    host!();
+    memory!();
     let stream = stream(0);
     let source = Arc::new(Fake { refuses_to_free: true, ..Fake::new() });
     let pool = pool_of(&source);
@@ -769,7 +696,6 @@ fn an_allocator_that_does_not_take_memory_back_is_heard_and_the_memory_gone() {
     deallocate(address, None).unwrap();
     assert_refused(|| deallocate(address, None), &[&hex(address)]);
     assert_eq!(source.held(), []);
-    assert_all_back();
 }
 
 unsafe extern "C" fn null(_: isize, _: i32, _: *mut std::ffi::c_void) -> *mut std::ffi::c_void {
@@ -789,15 +715,14 @@ unsafe extern "C" fn take_back(address: *mut std::ffi::c_void, _: isize, _: i32,
 
 #[test]
 fn c_functions_may_answer_null_or_nonsense() {
-    host!();
+    memory!();
     let stream = stream(0);
     // SAFETY: these touch no memory.
     let functions = [null, misaligned].map(|allocate| unsafe { SegmentFunctions::new(allocate, take_back) });
-    let pools =
-        functions.map(|source| MemPool::builder().device(device(0)).allocator(Arc::new(source)).build().unwrap());
+    let pools = functions.map(|source| builder().allocator(Arc::new(source)).build().unwrap());
     for bytes in SIZES {
         let error = assert_no_memory(empty_in(&pools[0], bytes, &stream), bytes);
-        assert_says(&error, &["null pointer", &pools[0].id().to_string()]);
+        says(&error, &["null pointer", &pools[0].id().to_string()]);
         assert_eq!(FREED.swap(0, Ordering::Relaxed), 0);
         assert_refused(|| empty_in(&pools[1], bytes, &stream), &["0x12345678", "512"]);
         assert!(FREED.swap(0, Ordering::Relaxed) > 0);
@@ -805,13 +730,11 @@ fn c_functions_may_answer_null_or_nonsense() {
             assert_eq!((pool.stats().unwrap().reserved_bytes, pool.use_count()), (0, 1));
         }
     }
-    drop(pools);
-    assert_all_back();
 }
 
 #[test]
 fn allocators_of_two_devices_cannot_give_the_same_memory() {
-    host!();
+    memory!();
     let source = Arc::new(Fake::new());
     let (pool, paged) = (pool_of(&source), empty(4 << 20, &stream(0)).unwrap());
     let block = empty_in(&pool, 4 << 20, &stream(0)).unwrap();
@@ -821,15 +744,13 @@ fn allocators_of_two_devices_cannot_give_the_same_memory() {
         assert_refused(|| empty_in(&elsewhere, 4 << 20, &stream(1)), &[&hex(address), "overlaps"]);
         source.answer_again();
     }
-    drop((block, paged, pool, elsewhere));
-    assert_all_back();
 }
 
 #[test]
 fn ending_a_pool_by_its_id_leaves_its_scopes() {
-    host!();
+    memory!();
     let stream = stream(0);
-    let pool = MemPool::builder().device(device(0)).build().unwrap();
+    let pool = pool();
     let scope = pool.enter().unwrap();
     let capture = pool.capture(&stream).unwrap();
     assert_refused(|| end_allocate_to_pool(device(0), pool.id()), &["does not allocate"]);
@@ -838,13 +759,11 @@ fn ending_a_pool_by_its_id_leaves_its_scopes() {
     drop(capture.end().unwrap());
     drop(scope);
     assert_eq!(pool.use_count(), 1);
-    drop(pool);
-    assert_all_back();
 }
 
 #[test]
 fn a_pool_that_was_released_is_not_allocated_to_any_more() {
-    host!();
+    memory!();
     let (first, second) = (stream(0), stream(0));
     let id = graph_pool_handle(true);
     begin_allocate_to_pool(device(0), id).unwrap();
@@ -852,46 +771,36 @@ fn a_pool_that_was_released_is_not_allocated_to_any_more() {
     release_pool(device(0), id).unwrap();
     assert_refused(|| empty(5 << 20, &second), &["was released", "end_allocate_to_pool"]);
     end_allocate_to_pool(device(0), id).unwrap();
-    assert_all_back();
 }
 
 #[test]
 fn what_holds_memory_can_be_printed() {
-    host!();
+    memory!();
     let stream = stream(0);
-    let pool = MemPool::builder().device(device(0)).build().unwrap();
+    let pool = pool();
     let block = empty_in(&pool, 512, &stream).unwrap();
     let printed = format!("{pool:?} {block:?} {:?} {:?}", pool.token(), pool.enter().unwrap());
     assert!(printed.contains(&format!("{:?}", pool.id())), "{printed}");
-    drop((block, pool));
-    assert_all_back();
-}
-
-/// A buffer's block is freed by its address, which is wrong, and its page serves another stream; then the buffer frees it.
-fn free_a_buffer_s_block_by_its_address(bytes: u64) {
-    let (first, second) = (stream(0), stream(0));
-    let buffer = empty(bytes, &first).unwrap();
-    let address = buffer.ptr();
-    deallocate(address, None).unwrap();
-    empty_cache().unwrap();
-    let other = empty(bytes, &second).unwrap();
-    assert_eq!(other.ptr(), address);
-    // Until this thread has the heap's lock cheaply again, into which others have looked.
-    (0..200).for_each(|_| drop(empty(100 << 10, &first).unwrap()));
-    assert_says(&buffer.free_on(&first).unwrap_err(), &["freed before"]);
-    assert_eq!(memory_stats(device(0)).unwrap().total.live_blocks, 1);
-    other.free_on(&second).unwrap();
-    assert_all_back();
 }
 
 #[test]
 fn a_buffer_whose_block_was_freed_by_its_address_touches_no_other_block() {
-    host!(2, MEMORY);
-    free_a_buffer_s_block_by_its_address(4 << 20);
-}
-
-#[test]
-fn a_buffer_whose_slot_was_freed_by_its_address_touches_no_other_slot() {
-    host!(2, MEMORY);
-    free_a_buffer_s_block_by_its_address(700);
+    memory!();
+    // A block of pages, and a slot of a slab.
+    for bytes in [4 << 20, 700] {
+        let (first, second) = (stream(0), stream(0));
+        let buffer = empty(bytes, &first).unwrap();
+        let address = buffer.ptr();
+        deallocate(address, None).unwrap();
+        empty_cache().unwrap();
+        // Its page serves another stream, and then the buffer frees it.
+        let other = empty(bytes, &second).unwrap();
+        assert_eq!(other.ptr(), address);
+        // Until this thread has the heap's lock cheaply again, into which others have looked.
+        (0..200).for_each(|_| drop(empty(100 << 10, &first).unwrap()));
+        says(&buffer.free_on(&first).unwrap_err(), &["freed before"]);
+        assert_eq!(memory_stats(device(0)).unwrap().total.live_blocks, 1);
+        other.free_on(&second).unwrap();
+        assert_all_back();
+    }
 }

@@ -44,7 +44,7 @@ fn bytes_a_block(count: usize, size: impl Fn(usize) -> u64) -> usize {
 
 #[test]
 fn a_live_block_takes_at_most_100_bytes_of_host_memory() {
-    host!(1, 1500 << 30);
+    memory!(1, 1500 << 30);
     drop(gpupool::empty(1, &Stream::legacy(Device::from_ordinal(0)).unwrap()).unwrap());
     // The first of each kind, so that what it needs is not there already.
     let large = bytes_a_block(5_000, |_| 2 << 20);
@@ -57,7 +57,7 @@ fn a_live_block_takes_at_most_100_bytes_of_host_memory() {
 
 #[test]
 fn graphs_that_are_gone_leave_nothing_behind() {
-    host!();
+    memory!();
     let stream = Stream::new(Device::from_ordinal(0)).unwrap();
     let [_, before, after] = [(); 3].map(|()| {
         for _ in 0..200 {

@@ -1,7 +1,5 @@
 //! Copies between device memory and the host, and fills, on simulated devices.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
 use crate::common::stream;
 use gpupool::runtime::host::{begin_capture, complete, end_capture, submit};
 use gpupool::{CaptureMode, ErrorKind, MemPool, PinnedBuffer, empty, empty_pinned, synchronize};
@@ -14,7 +12,7 @@ fn read(pinned: &PinnedBuffer) -> &[u8] {
 
 #[test]
 fn slices_are_waited_for() {
-    host!();
+    memory!();
     let stream = stream(0);
     let buffer = empty(5, &stream).unwrap();
     submit(&stream).unwrap();
@@ -28,7 +26,7 @@ fn slices_are_waited_for() {
 
 #[test]
 fn pinned_memory_is_copied_when_its_turn_comes() {
-    host!();
+    memory!();
     let stream = stream(0);
     let buffer = empty(4, &stream).unwrap();
     let mut pinned = empty_pinned(4, None).unwrap();
@@ -47,7 +45,7 @@ fn pinned_memory_is_copied_when_its_turn_comes() {
 
 #[test]
 fn a_copy_waits_for_what_its_stream_waits_for() {
-    host!();
+    memory!();
     let (stream, other) = (stream(0), stream(0));
     let buffer = empty(4, &stream).unwrap();
     let target = empty_pinned(4, None).unwrap();
@@ -65,7 +63,7 @@ fn a_copy_waits_for_what_its_stream_waits_for() {
 
 #[test]
 fn a_captured_stream_takes_pinned_memory_alone_and_copies_nothing_yet() {
-    host!();
+    memory!();
     let stream = stream(0);
     let buffer = empty(4, &stream).unwrap();
     let pinned = empty_pinned(4, None).unwrap();
@@ -84,7 +82,7 @@ fn a_captured_stream_takes_pinned_memory_alone_and_copies_nothing_yet() {
 
 #[test]
 fn sizes_must_agree_and_the_device_must_have_access() {
-    host!();
+    memory!();
     let (stream, far) = (stream(0), stream(1));
     let buffer = empty(4, &stream).unwrap();
     for refused in [
@@ -102,7 +100,7 @@ fn sizes_must_agree_and_the_device_must_have_access() {
 
 #[test]
 fn a_device_is_waited_for() {
-    host!();
+    memory!();
     let (stream, far) = (stream(0), stream(1));
     submit(&stream).unwrap();
     submit(&far).unwrap();
@@ -112,7 +110,7 @@ fn a_device_is_waited_for() {
 
 #[test]
 fn a_pool_allocates_whatever_scope_the_thread_is_in() {
-    host!();
+    memory!();
     let stream = stream(0);
     let (pool, around) = (MemPool::builder().build().unwrap(), MemPool::builder().build().unwrap());
     let _scope = around.enter().unwrap();
@@ -126,7 +124,7 @@ fn a_pool_allocates_whatever_scope_the_thread_is_in() {
 
 #[test]
 fn a_copy_goes_by_whatever_pinned_memory_there_is() {
-    host!();
+    memory!();
     let stream = stream(0);
     let bytes = (9 << 20) + 100;
     let buffer = empty(bytes, &stream).unwrap();

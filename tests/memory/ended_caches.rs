@@ -4,17 +4,11 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread;
 
-use crate::common::memory::{PAGE, assert_all_back, empty_in};
-use crate::common::{device, on_thread, stream};
+use crate::common::memory::{PAGE, empty_in, foreign, pool};
+use crate::common::{on_thread, stream};
 use gpupool::memory::empty_cache;
-use gpupool::runtime::host::{complete_all, create_stream};
+use gpupool::runtime::host::complete_all;
 use gpupool::{DeviceBuffer, ErrorKind, MemPool, PoolId, Stream, empty};
-
-fn foreign() -> Stream {
-    let raw = create_stream(device(0)).unwrap();
-    // SAFETY: the stream is never destroyed.
-    unsafe { Stream::from_raw_on(raw.as_ptr(), device(0)).unwrap() }
-}
 
 fn live_in(pool: &MemPool) -> u64 {
     pool.stats().unwrap().live_bytes
@@ -32,12 +26,12 @@ fn blocks_on_new_streams(pool: &MemPool) -> Vec<(Stream, DeviceBuffer)> {
 
 #[test]
 fn a_thread_whose_cache_was_ended_by_another_one_gets_a_new_one_of_its_pool() {
-    host!(1, 64 * PAGE);
+    memory!(1, 64 * PAGE);
     let foreign = foreign();
     // This thread knows the cache, and had its last request there.
     drop(empty(4 * PAGE, &foreign).unwrap());
-    let pool = Arc::new(MemPool::builder().device(device(0)).build().unwrap());
-    let others = {
+    let pool = Arc::new(pool());
+    let _others = {
         let pool = Arc::clone(&pool);
         on_thread(move || {
             // A request passes over what a foreign stream has free, whose work is marked from then on; then that goes.
@@ -50,16 +44,13 @@ fn a_thread_whose_cache_was_ended_by_another_one_gets_a_new_one_of_its_pool() {
     let before = live_in(&pool);
     let block = empty(512, &foreign).unwrap();
     assert_eq!((block.pool_id(), live_in(&pool)), (PoolId::NONE, before));
-    drop((block, others, pool));
-    complete_all().unwrap();
-    assert_all_back();
 }
 
 #[test]
 fn a_thread_in_the_scope_of_a_pool_that_ends_gets_nothing_of_another_one() {
-    host!(1, 64 * PAGE);
+    memory!(1, 64 * PAGE);
     let (stream, (to_thread, from_main), (to_main, from_thread)) = (stream(0), channel(), channel());
-    let first = Arc::new(MemPool::builder().device(device(0)).build().unwrap());
+    let first = Arc::new(pool());
     let thread = {
         let (first, stream) = (Arc::clone(&first), stream.clone());
         thread::spawn(move || {
@@ -73,15 +64,12 @@ fn a_thread_in_the_scope_of_a_pool_that_ends_gets_nothing_of_another_one() {
     from_thread.recv().unwrap();
     first.close().unwrap();
     complete_all().unwrap();
-    let second = MemPool::builder().device(device(0)).build().unwrap();
-    let (others, before) = (blocks_on_new_streams(&second), live_in(&second));
+    let second = pool();
+    let (_others, before) = (blocks_on_new_streams(&second), live_in(&second));
     to_thread.send(()).unwrap();
     let refused = thread.join().unwrap();
     assert_eq!(refused, Err(true), "an invalid value");
     assert_eq!(live_in(&second), before);
-    drop((others, first, second));
-    complete_all().unwrap();
-    assert_all_back();
 }
 
 /// Who knows a cache as it ends, besides the thread that ends it.
@@ -94,7 +82,6 @@ enum Knower {
 /// Ends a cache, then has free memory on two streams, the second of which may get what the cache was; returns whether a third
 /// stream's request gets the first one's memory.
 fn is_first_asked_first(knower: Knower) -> bool {
-    let pool = || MemPool::builder().device(device(0)).build().unwrap();
     let (ending, lasting) = (Arc::new(pool()), pool());
     let (old, first, second, third) = (stream(0), stream(0), stream(0), stream(0));
     drop(empty_in(&ending, PAGE, &old).unwrap());
@@ -125,8 +112,7 @@ fn is_first_asked_first(knower: Knower) -> bool {
 
 #[test]
 fn which_stream_gives_memory_first_does_not_depend_on_who_knows_a_cache_that_ended() {
-    host!(1, 64 * PAGE);
+    memory!(1, 64 * PAGE);
     assert!(is_first_asked_first(Knower::Nobody), "nobody");
     assert!(is_first_asked_first(Knower::AnotherThread), "another thread");
-    assert_all_back();
 }

@@ -3,19 +3,19 @@
 use std::sync::mpsc::channel;
 use std::thread;
 
-use crate::common::memory::{MIB, assert_all_back, deallocate};
+use crate::common::memory::{MIB, deallocate, pool};
 use crate::common::{device, stream};
 use gpupool::memory::memory_stats;
 use gpupool::runtime::host::submit;
-use gpupool::{MemPool, empty, empty_cache};
+use gpupool::{empty, empty_cache};
 
 const ROUNDS: usize = 3;
 
 #[test]
 fn what_one_thread_allocates_others_use_free_and_look_for() {
-    host!(1, 64 * MIB);
+    memory!(1, 64 * MIB);
     let (theirs, own) = (stream(0), stream(0));
-    let pool = MemPool::builder().device(device(0)).build().unwrap();
+    let pool = pool();
     let (sender, passed_on) = channel();
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -41,6 +41,4 @@ fn what_one_thread_allocates_others_use_free_and_look_for() {
             assert!(stats.live_bytes <= stats.reserved_bytes);
         }
     });
-    drop(pool);
-    assert_all_back();
 }

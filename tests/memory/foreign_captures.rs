@@ -9,13 +9,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::channel;
 use std::thread;
 
-use crate::common::memory::{MIB, assert_all_back, empty_in, out_of_memory};
+use crate::common::memory::{MIB, assert_all_back, builder, empty_in, out_of_memory, pool};
 use crate::common::{device, stream};
 use gpupool::c_api::C_API;
 use gpupool::runtime::host::{
     begin_capture, complete_all, create_blocking_stream, create_stream, destroy_stream, end_capture, submit,
 };
-use gpupool::{CaptureMode, MemPool, MemPoolBuilder, Stream, empty, empty_cache, empty_pinned};
+use gpupool::{CaptureMode, Stream, empty, empty_cache, empty_pinned};
 
 /// The stream that another library captures.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -125,14 +125,6 @@ struct Streams {
 type During = Box<dyn FnOnce(&Streams)>;
 /// What is done before a capture, which returns what is done during it.
 type Step = fn(&Streams) -> During;
-
-fn builder() -> MemPoolBuilder {
-    MemPool::builder().device(device(0))
-}
-
-fn pool() -> MemPool {
-    builder().build().unwrap()
-}
 
 /// A step that was begun before the capture: `make`, then `during`.
 fn step<T: 'static>(made: T, during: impl FnOnce(T, &Streams) + 'static) -> During {
@@ -359,25 +351,25 @@ fn check(mode: CaptureMode) {
 
 #[test]
 fn nothing_spoils_global_ones_and_nothing_fails_beside_them() {
-    host!();
+    memory!();
     check(CaptureMode::Global);
 }
 
 #[test]
 fn nothing_spoils_a_threads_own_ones_and_nothing_fails_beside_them() {
-    host!();
+    memory!();
     check(CaptureMode::ThreadLocal);
 }
 
 #[test]
 fn nothing_spoils_relaxed_ones_and_nothing_fails_beside_them() {
-    host!();
+    memory!();
     check(CaptureMode::Relaxed);
 }
 
 #[test]
 fn a_block_goes_on_waiting_for_the_legacy_stream_until_the_capture_ends() {
-    host!();
+    memory!();
     let (pool, own, legacy) = (pool(), stream(0), Stream::legacy(device(0)).unwrap());
     let block = empty_in(&pool, 4 * MIB, &own).unwrap();
     let address = block.ptr();
@@ -395,13 +387,11 @@ fn a_block_goes_on_waiting_for_the_legacy_stream_until_the_capture_ends() {
     assert_ne!(beside.ptr(), address);
     drop(empty_in(&pool, 100 * MIB, &own).unwrap());
     assert_eq!(pool.stats().unwrap().waiting_blocks, 0);
-    drop((beside, pool));
-    assert_all_back();
 }
 
 #[test]
 fn a_request_on_the_legacy_stream_is_no_graphs() {
-    host!();
+    memory!();
     let (pool, legacy) = (pool(), Stream::legacy(device(0)).unwrap());
     let (addresses, is_right) = captured(Captured::Blocking, CaptureMode::Global, By::AnotherThread, || {
         let _scope = pool.enter().unwrap();
@@ -416,6 +406,4 @@ fn a_request_on_the_legacy_stream_is_no_graphs() {
     drop(addresses);
     drop(empty_in(&pool, 4 * MIB, &legacy).unwrap());
     assert_eq!(pool.stats().unwrap().reserved_bytes, before);
-    drop(pool);
-    assert_all_back();
 }

@@ -91,7 +91,7 @@ fn injected(error: &Error) -> bool {
 
 #[test]
 fn memory_may_go_whichever_call_the_driver_refuses() {
-    host!();
+    memory!();
     let stream = stream(0);
     let mut refused = Vec::new();
     for (bytes, way) in SIZES.into_iter().flat_map(|bytes| WAYS.map(|way| (bytes, way))) {
@@ -127,7 +127,7 @@ fn memory_may_go_whichever_call_the_driver_refuses() {
 
 #[test]
 fn memory_may_go_where_the_driver_refuses_every_wait() {
-    host!();
+    memory!();
     let stream = stream(0);
     for (bytes, way) in SIZES.into_iter().flat_map(|bytes| WAYS.map(|way| (bytes, way))) {
         let buffer = empty(bytes as u64, &stream).unwrap();
@@ -162,7 +162,7 @@ fn memory_may_go_where_the_driver_refuses_every_wait() {
 
 #[test]
 fn memory_may_go_where_the_stream_begins_to_be_captured_on_the_way() {
-    host!();
+    memory!();
     let refused = |outcome: Result<()>| outcome.unwrap_err().to_string();
     for (bytes, way) in SIZES.into_iter().flat_map(|bytes| WAYS.map(|way| (bytes, way))) {
         let copy = if way == Way::From { Call::CopyToDevice } else { Call::CopyToHost };
@@ -184,7 +184,7 @@ fn memory_may_go_where_the_stream_begins_to_be_captured_on_the_way() {
 
 #[test]
 fn another_streams_capture_is_neither_spoilt_nor_in_the_way() {
-    host!();
+    memory!();
     let stream = stream(0);
     for (bytes, way) in SIZES.into_iter().flat_map(|bytes| WAYS.map(|way| (bytes, way))) {
         let buffer = empty(bytes as u64, &stream).unwrap();

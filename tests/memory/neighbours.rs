@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use gpupool::runtime::host::{Call, before_call};
-use gpupool::{CommitOptions, MemPool, NeighbourSettings, empty, empty_cache, neighbours, set_neighbour};
+use gpupool::{CommitOptions, NeighbourSettings, empty, empty_cache, neighbours, set_neighbour};
 
-use crate::common::memory::{MIB, PAGE};
+use crate::common::memory::{MIB, PAGE, builder, pool};
 use crate::common::{device, stream};
 
 const MANY: usize = 200;
@@ -104,7 +104,7 @@ fn wait_for_go() {
 
 /// Commits a discardable page, for good, that is taken for another process within that call, and says what it was told.
 fn hold() {
-    let (pool, stream) = (MemPool::builder().device(device(0)).build().unwrap(), stream(0));
+    let (pool, stream) = (pool(), stream(0));
     let range = pool.reserve_range(12 * PAGE, PAGE).unwrap();
     range.commit(0..12 * PAGE, &stream, CommitOptions { priority: Some(0), fill: None }).unwrap();
     let told = Arc::new(Mutex::new(Vec::new()));
@@ -124,7 +124,7 @@ const GIVING: [Call; 4] = [Call::MemoryUnmap, Call::ExtentRelease, Call::StreamQ
 
 /// Has free memory, and a pool that sleeps for others; a call of the driver's that gives them back ends when it is told to.
 fn give_slowly(call: Call) {
-    let (pool, stream) = (MemPool::builder().device(device(0)).sleeps_for_others(true).build().unwrap(), stream(0));
+    let (pool, stream) = (builder().sleeps_for_others(true).build().unwrap(), stream(0));
     let kept = pool.empty(24 * MIB, &stream).unwrap();
     drop(empty(24 * MIB, &stream).unwrap());
     before_call(call, 0, || {

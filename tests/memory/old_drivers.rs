@@ -1,15 +1,10 @@
 //! Drivers for CUDA before 12.5, which have no event of a whole device: what such an event stands for is waited for, and
 //! memory of streams that may be gone serves others, goes back, and leaves with its pool as with any driver.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use crate::common::memory::{MIB, assert_all_back, empty_in, reserved, used};
-use crate::common::{device, stream};
-use gpupool::runtime::host::{
-    Call, Fault, Graph, UsedBlock, begin_capture, clear_faults, create_stream, end_capture, inject, submit,
-    submit_using,
-};
-use gpupool::{CaptureMode, DeviceBuffer, MemPool, StatusKind, Stream, empty, empty_cache};
+use crate::common::memory::{MIB, assert_all_back, empty_in, foreign, pool, reserved, use_buffer, used};
+use crate::common::stream;
+use gpupool::runtime::host::{Call, Fault, Graph, begin_capture, clear_faults, end_capture, inject, submit};
+use gpupool::{CaptureMode, StatusKind, empty, empty_cache};
 
 /// Simulated devices of 64 MiB whose driver records no work of a whole device, ever.
 macro_rules! old_driver {
@@ -21,40 +16,12 @@ macro_rules! old_driver {
     };
 }
 
-/// A stream of other code's, which does not block, and which its owner may destroy at any time.
-fn foreign() -> Stream {
-    let raw = create_stream(device(0)).unwrap();
-    // SAFETY: a simulated stream can be asked for also when it is gone.
-    unsafe { Stream::from_raw_on(raw.as_ptr(), device(0)).unwrap() }
-}
-
-/// The last number of work with a buffer.
-static LAST: AtomicU64 = AtomicU64::new(1);
-
-/// Submits work with a buffer, which the simulated device sees used by no other work before that is done.
-fn use_buffer(stream: &Stream, buffer: &DeviceBuffer) {
-    let block =
-        UsedBlock { number: LAST.fetch_add(1, Ordering::Relaxed), address: buffer.ptr(), bytes: buffer.nbytes() };
-    submit_using(stream, &[block]).unwrap();
-}
-
 /// Leaves free memory on a stream that no call names again, as it may be gone, with work that is not done.
 fn leave_on_a_foreign_stream(bytes: u64) {
     let unnamed = foreign();
     let buffer = empty(bytes, &unnamed).unwrap();
     use_buffer(&unnamed, &buffer);
     drop(buffer);
-}
-
-#[test]
-fn a_request_gets_memory_of_a_stream_that_may_be_gone() {
-    old_driver!();
-    leave_on_a_foreign_stream(40 * MIB);
-    let own = stream(0);
-    let buffer = empty(40 * MIB, &own).unwrap();
-    use_buffer(&own, &buffer);
-    drop(buffer);
-    assert_all_back();
 }
 
 #[test]
@@ -81,7 +48,7 @@ fn empty_cache_releases_memory_of_a_stream_that_may_be_gone() {
 #[test]
 fn the_memory_of_a_pool_that_ended_goes_back() {
     old_driver!();
-    let pool = MemPool::builder().device(device(0)).build().unwrap();
+    let pool = pool();
     let unnamed = foreign();
     let buffer = empty_in(&pool, 40 * MIB, &unnamed).unwrap();
     use_buffer(&unnamed, &buffer);

@@ -1,20 +1,14 @@
 //! The peak of live memory, where several threads and streams have part in it: never less than callers held at once, and
 //! never more than was reserved.
 
+use crate::common::memory::{MIB, pool};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Barrier};
 use std::thread;
 
 use crate::common::{device, on_thread, stream};
 use gpupool::memory::{empty_cache, memory_stats, reset_peak_memory_stats};
 use gpupool::{DeviceBuffer, MemPool, PoolStats, empty};
-
-const MIB: u64 = 1 << 20;
-
-fn pool() -> MemPool {
-    MemPool::builder().device(device(0)).build().unwrap()
-}
 
 /// The statistics of the pool, and of all of the device, whose peaks began anew with the pool.
 fn both(pool: &MemPool) -> [PoolStats; 2] {
@@ -22,38 +16,8 @@ fn both(pool: &MemPool) -> [PoolStats; 2] {
 }
 
 #[test]
-fn no_more_was_live_than_reserved_where_another_thread_frees() {
-    host!();
-    empty_cache().unwrap();
-    reset_peak_memory_stats(device(0)).unwrap();
-    let (pool, stream) = (pool(), stream(0));
-    // Threads that stay, each with a cache of its own that was full once.
-    let end = Arc::new(Barrier::new(9));
-    let mut threads = Vec::new();
-    for _ in 0..8 {
-        let (token, stream, end) = (pool.token(), stream.clone(), Arc::clone(&end));
-        let (sender, receiver) = channel();
-        threads.push(thread::spawn(move || {
-            let _scope = token.enter().unwrap();
-            let buffers: Vec<DeviceBuffer> = (0..10).map(|_| empty(MIB, &stream).unwrap()).collect();
-            sender.send(buffers).unwrap();
-            end.wait();
-        }));
-        drop(receiver.recv().unwrap());
-    }
-    for stats in both(&pool) {
-        assert!(stats.peak_live_bytes >= 10 * MIB, "{stats:?}");
-        assert!(stats.peak_live_bytes <= stats.peak_reserved_bytes, "{stats:?}");
-    }
-    end.wait();
-    threads.into_iter().for_each(|thread| thread.join().unwrap());
-    drop(pool);
-    empty_cache().unwrap();
-}
-
-#[test]
 fn the_peak_of_threads_that_free_each_others_blocks_is_between_what_they_held_and_what_was_reserved() {
-    host!();
+    memory!();
     empty_cache().unwrap();
     reset_peak_memory_stats(device(0)).unwrap();
     let pool = pool();
@@ -94,15 +58,13 @@ fn the_peak_of_threads_that_free_each_others_blocks_is_between_what_they_held_an
         assert!(stats.peak_live_bytes <= stats.peak_reserved_bytes, "{stats:?}");
         assert_eq!(stats.live_bytes, 0, "{stats:?}");
     }
-    drop(pool);
-    empty_cache().unwrap();
 }
 
 #[test]
 fn the_peak_of_one_thread_on_one_stream_is_exact() {
-    host!();
+    memory!();
     let (pool, stream) = (pool(), stream(0));
-    let scope = pool.enter().unwrap();
+    let _scope = pool.enter().unwrap();
     let mut peak = 0;
     for turn in 0..3000_u64 {
         // Rises and falls, by small and large blocks.
@@ -111,17 +73,15 @@ fn the_peak_of_one_thread_on_one_stream_is_exact() {
         drop(buffers);
         assert_eq!(pool.stats().unwrap().peak_live_bytes, peak);
     }
-    drop((scope, pool));
-    empty_cache().unwrap();
 }
 
 #[test]
 fn the_peak_is_not_the_sum_of_what_streams_held_one_after_the_other() {
-    host!();
+    memory!();
     empty_cache().unwrap();
     reset_peak_memory_stats(device(0)).unwrap();
     let pool = pool();
-    let scope = pool.enter().unwrap();
+    let _scope = pool.enter().unwrap();
     let streams: Vec<_> = (0..20).map(|_| stream(0)).collect();
     for stream in &streams {
         drop(empty(10 * MIB, stream).unwrap());
@@ -129,13 +89,11 @@ fn the_peak_is_not_the_sum_of_what_streams_held_one_after_the_other() {
     for stats in both(&pool) {
         assert_eq!(stats.peak_live_bytes, 10 * MIB, "{stats:?}");
     }
-    drop((scope, pool));
-    empty_cache().unwrap();
 }
 
 #[test]
 fn the_peak_of_a_device_is_not_the_sum_of_pools_that_followed_each_other() {
-    host!();
+    memory!();
     empty_cache().unwrap();
     reset_peak_memory_stats(device(0)).unwrap();
     let stream = stream(0);
@@ -146,16 +104,15 @@ fn the_peak_of_a_device_is_not_the_sum_of_pools_that_followed_each_other() {
     }
     let total = memory_stats(device(0)).unwrap().total;
     assert_eq!(total.peak_live_bytes, 10 * MIB, "{total:?}");
-    empty_cache().unwrap();
 }
 
 /// As FSDP's streams do: each has memory of its own, so that none is moved, and they use it in turns.
 #[test]
 fn the_peak_of_streams_that_take_turns_is_what_they_held_at_once() {
-    host!();
+    memory!();
     empty_cache().unwrap();
     let pool = pool();
-    let scope = pool.enter().unwrap();
+    let _scope = pool.enter().unwrap();
     let streams: Vec<_> = (0..4).map(|_| stream(0)).collect();
     // The first alone, whose fall nobody needs to know then.
     drop(empty(100 * MIB, &streams[0]).unwrap());
@@ -172,16 +129,14 @@ fn the_peak_of_streams_that_take_turns_is_what_they_held_at_once() {
     for stats in both(&pool) {
         assert!((35 * MIB..=39 * MIB).contains(&stats.peak_live_bytes), "{stats:?}");
     }
-    drop((scope, pool));
-    empty_cache().unwrap();
 }
 
 #[test]
 fn a_stream_with_much_free_memory_is_counted_as_closely() {
-    host!();
+    memory!();
     empty_cache().unwrap();
     let pool = pool();
-    let scope = pool.enter().unwrap();
+    let _scope = pool.enter().unwrap();
     let (large, other) = (stream(0), stream(0));
     drop((empty(640 * MIB, &large).unwrap(), empty(40 * MIB, &other).unwrap()));
     reset_peak_memory_stats(device(0)).unwrap();
@@ -191,18 +146,17 @@ fn a_stream_with_much_free_memory_is_counted_as_closely() {
     for stats in both(&pool) {
         assert!((30 * MIB..=32 * MIB).contains(&stats.peak_live_bytes), "{stats:?}");
     }
-    drop((scope, pool));
 }
 
 #[test]
 fn peaks_begin_anew_from_what_every_thread_holds() {
-    host!();
+    memory!();
     empty_cache().unwrap();
     let (pool, stream) = (pool(), stream(0));
-    let scope = pool.enter().unwrap();
-    let kept = empty(3 * MIB, &stream).unwrap();
+    let _scope = pool.enter().unwrap();
+    let _kept = empty(3 * MIB, &stream).unwrap();
     let (token, other) = (pool.token(), stream.clone());
-    let sent = on_thread(move || {
+    let _sent = on_thread(move || {
         let _scope = token.enter().unwrap();
         drop(empty(30 * MIB, &other).unwrap());
         empty(2 * MIB, &other).unwrap()
@@ -212,6 +166,4 @@ fn peaks_begin_anew_from_what_every_thread_holds() {
     for stats in both(&pool) {
         assert_eq!(stats.peak_live_bytes, 5 * MIB, "{stats:?}");
     }
-    drop((kept, sent, scope, pool));
-    empty_cache().unwrap();
 }

@@ -1,18 +1,14 @@
 //! A device that gets access to another's memory while that comes, moves and goes: once it has access, it has it to every
 //! block. Nothing takes access back, so each test has devices of its own.
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::{self, JoinHandle};
 
-use crate::common::memory::{MIB, PAGE, Random, assert_all_back, empty_in, reserved};
-use crate::common::{device, stream, wait_until};
-use gpupool::runtime::host::{Call, Fault, accessible, before_call, clear_faults, complete_all, inject};
-use gpupool::{
-    Backup, DeviceBuffer, ErrorKind, MemPool, StatusKind, Stream, empty, empty_cache, enable_peer_access, memory_stats,
-};
+use crate::common::memory::{MIB, PAGE, builder, empty_in, pool, reserved};
+use crate::common::{device, stream};
+use gpupool::runtime::host::{Call, Fault, accessible, before_call, clear_faults, inject};
+use gpupool::{Backup, DeviceBuffer, ErrorKind, StatusKind, empty, empty_cache, enable_peer_access};
 
 /// Gives the second device access to the first one's memory.
 fn enable() {
@@ -42,45 +38,37 @@ impl Beside {
 
 /// Returns whether the second device can use all of a block.
 fn reaches(block: &DeviceBuffer) -> bool {
-    reaches_from(block, 1)
-}
-
-fn reaches_from(block: &DeviceBuffer, peer: u32) -> bool {
     let end = block.ptr() + block.nbytes();
-    (block.ptr()..end).step_by(PAGE as usize).chain([end - 1]).all(|at| accessible(at, device(peer)))
+    (block.ptr()..end).step_by(PAGE as usize).chain([end - 1]).all(|at| accessible(at, device(1)))
 }
 
 #[test]
 fn pages_that_are_being_added_are_the_peers_too() {
-    host!();
+    memory!();
     let own = stream(0);
     // They are mapped, and in no cache yet.
     let beside = Beside::enable(Call::MemorySetAccess);
     let block = empty(5 * MIB, &own).unwrap();
     beside.join();
     assert!(reaches(&block));
-    drop(block);
-    assert_all_back();
 }
 
 #[test]
 fn pages_on_their_way_to_another_stream_are_the_peers_too() {
-    host!();
+    memory!();
     let (own, other) = (stream(0), stream(0));
     drop(empty(8 * MIB, &own).unwrap());
     // They are taken from the one stream's cache, and not in the other's yet.
     before_call(Call::EventRecord, 0, enable);
     let block = empty(8 * MIB, &other).unwrap();
     assert!(reaches(&block) && reserved() == 8 * MIB);
-    drop(block);
-    assert_all_back();
 }
 
 /// Pages that move stand at two places until work at the first is done, and the driver gives other devices access by the
 /// first place as long as that is there.
 #[test]
 fn pages_that_have_moved_are_the_peers_too() {
-    host!();
+    memory!();
     let own = stream(0);
     let (first, kept) = (empty(40 * MIB, &own).unwrap(), empty(30 * MIB, &own).unwrap());
     drop(first);
@@ -94,13 +82,11 @@ fn pages_that_have_moved_are_the_peers_too() {
     drop(block);
     let again = empty(70 * MIB, &own).unwrap();
     assert!(reaches(&late) && reaches(&again));
-    drop((late, again, kept));
-    assert_all_back();
 }
 
 #[test]
 fn a_place_that_was_needed_to_open_a_moved_page_goes_also_where_the_driver_refuses_at_first() {
-    host!();
+    memory!();
     let own = stream(0);
     let (first, kept) = (empty(40 * MIB, &own).unwrap(), empty(30 * MIB, &own).unwrap());
     drop(first);
@@ -110,54 +96,46 @@ fn a_place_that_was_needed_to_open_a_moved_page_goes_also_where_the_driver_refus
     enable();
     assert_eq!(clear_faults(), 0);
     assert!(reaches(&block) && reaches(&kept));
-    drop((block, kept));
-    assert_all_back();
 }
 
 #[test]
 fn a_reserve_that_is_being_made_is_the_peers_too() {
-    host!();
+    memory!();
     let beside = Beside::enable(Call::MemorySetAccess);
-    let pool = MemPool::builder().device(device(0)).reserve(300 * MIB).build().unwrap();
+    let pool = builder().reserve(300 * MIB).build().unwrap();
     beside.join();
     let block = empty_in(&pool, 300 * MIB, &stream(0)).unwrap();
     assert!(reaches(&block));
-    drop((block, pool));
-    assert_all_back();
 }
 
 #[test]
 fn a_pool_that_is_just_waking_is_the_peers_too() {
-    host!();
-    let pool = MemPool::builder().device(device(0)).build().unwrap();
+    memory!();
+    let pool = pool();
     let block = empty_in(&pool, 90 * MIB, &stream(0)).unwrap();
     pool.sleep(Backup::Host).unwrap();
     let beside = Beside::enable(Call::MemorySetAccess);
     pool.wake().unwrap();
     beside.join();
     assert!(reaches(&block));
-    drop((block, pool));
-    assert_all_back();
 }
 
 /// The driver takes no memory of a pool that falls asleep: all of it is kept, mapped, and no cache hands it out.
 #[test]
 fn a_pool_that_is_half_asleep_is_the_peers_too() {
-    host!();
-    let pool = MemPool::builder().device(device(0)).build().unwrap();
+    memory!();
+    let pool = pool();
     let block = empty_in(&pool, 90 * MIB, &stream(0)).unwrap();
     inject(Fault { call: Call::MemoryUnmap, kind: StatusKind::Other, after: 0, times: 1 });
     before_call(Call::CopyToHost, 0, enable);
     pool.sleep(Backup::Host).unwrap_err();
     assert_eq!(clear_faults(), 0);
     assert!(reaches(&block) && !pool.is_asleep());
-    drop((block, pool));
-    assert_all_back();
 }
 
 #[test]
 fn memory_that_goes_meanwhile_is_no_error() {
-    host!();
+    memory!();
     let mut blocks: Vec<_> = (0..3).map(|_| empty(40 * MIB, &stream(0)).unwrap()).collect();
     assert_eq!(reserved(), 120 * MIB);
     // In whichever order they are looked at, one of the last two is not the first.
@@ -169,13 +147,11 @@ fn memory_that_goes_meanwhile_is_no_error() {
     });
     enable();
     assert!(blocks.iter().all(reaches) && reserved() == 80 * MIB);
-    drop(blocks);
-    assert_all_back();
 }
 
 #[test]
 fn a_second_call_returns_once_the_first_has_given_access() {
-    host!();
+    memory!();
     let block = Arc::new(empty(40 * MIB, &stream(0)).unwrap());
     let (sender, seen) = channel();
     let shared = Arc::clone(&block);
@@ -191,13 +167,11 @@ fn a_second_call_returns_once_the_first_has_given_access() {
     });
     enable();
     assert!(seen.recv().unwrap() && reaches(&block));
-    drop(block);
-    assert_all_back();
 }
 
 #[test]
 fn a_call_beside_one_that_is_refused_does_all_of_it() {
-    host!();
+    memory!();
     let block = Arc::new(empty(40 * MIB, &stream(0)).unwrap());
     let (sender, seen) = channel();
     let shared = Arc::clone(&block);
@@ -216,13 +190,11 @@ fn a_call_beside_one_that_is_refused_does_all_of_it() {
     assert!(seen.recv().unwrap());
     enable();
     assert!(reaches(&block) && clear_faults() == 0);
-    drop(block);
-    assert_all_back();
 }
 
 #[test]
 fn what_was_refused_is_done_when_it_is_asked_for_again() {
-    host!();
+    memory!();
     let (own, other) = (stream(0), stream(0));
     let blocks = [empty(40 * MIB, &own).unwrap(), empty(40 * MIB, &other).unwrap()];
     for after in 0..2 {
@@ -231,7 +203,7 @@ fn what_was_refused_is_done_when_it_is_asked_for_again() {
         assert!(matches!(error.kind(), ErrorKind::Library(_)), "{error}");
         assert_eq!(clear_faults(), 0);
         // It is no peer, of what comes nor for streams.
-        let pool = MemPool::builder().device(device(0)).build().unwrap();
+        let pool = pool();
         assert!(!reaches(&empty_in(&pool, 20 * MIB, &own).unwrap()));
         assert!(blocks[0].record_stream(&stream(1)).is_err());
     }
@@ -239,89 +211,4 @@ fn what_was_refused_is_done_when_it_is_asked_for_again() {
     let late = empty(200 * MIB, &own).unwrap();
     assert!(blocks.iter().chain([&late]).all(reaches));
     blocks[0].record_stream(&stream(1)).unwrap();
-    drop((blocks, late));
-    assert_all_back();
-}
-
-/// Enabled so often beside threads that allocate, free, grow, sleep and wake.
-const TIMES: u32 = 40;
-/// As the number of those that are enabled: the threads are to end.
-const OVER: u32 = TIMES + 1;
-
-/// The peers of the first two devices, in the order they get access in: each other, then the same.
-fn peer_of(home: u32, number: u32) -> u32 {
-    if number == 1 { 1 - home } else { number }
-}
-
-/// What one of these threads does until all is enabled: its block, of one of the first two devices, is for the peers that
-/// are enabled before it looks, and for as long as it has it.
-fn work(number: u64, enabled: &AtomicU32, checked: &AtomicU64) {
-    let home = (number / 2 % 2) as u32;
-    let own = stream(home);
-    let pool = MemPool::builder().device(device(home)).build().unwrap();
-    let mut random = Random(number + 1);
-    let mut held: Vec<DeviceBuffer> = Vec::new();
-    while enabled.load(Ordering::Acquire) < OVER {
-        let bytes = [600 << 10, 3 * MIB, 7 * MIB, 30 * MIB, 70 * MIB][random.below(5)];
-        let of = if random.below(4) == 0 { &Stream::new(device(home)).unwrap() } else { &own };
-        held.push(if number.is_multiple_of(2) {
-            empty(bytes, of).unwrap()
-        } else {
-            empty_in(&pool, bytes, of).unwrap()
-        });
-        if random.below(8) == 0 {
-            pool.sleep(Backup::None).unwrap();
-            pool.wake().unwrap();
-        }
-        let peers = enabled.load(Ordering::Acquire).min(TIMES);
-        for block in &held {
-            let missing = (1..=peers).map(|number| peer_of(home, number)).find(|&peer| !reaches_from(block, peer));
-            assert!(missing.is_none(), "{missing:?} of {peers} cannot use a block of {} bytes", block.nbytes());
-        }
-        checked.fetch_add(1, Ordering::Relaxed);
-        if held.len() > 4 {
-            held.swap_remove(random.below(held.len()));
-        }
-        if random.below(16) == 0 {
-            empty_cache().unwrap();
-        }
-    }
-}
-
-#[test]
-fn peers_reach_every_block_of_threads_that_allocate_grow_sleep_and_wake() {
-    host!(TIMES + 1, 16 << 30);
-    let (enabled, checked) = (AtomicU32::new(0), AtomicU64::new(0));
-    thread::scope(|scope| {
-        for number in 0..8 {
-            let (enabled, checked) = (&enabled, &checked);
-            scope.spawn(move || {
-                // The others end where this one fails.
-                let outcome = catch_unwind(AssertUnwindSafe(|| work(number, enabled, checked)));
-                if let Err(panic) = outcome {
-                    enabled.store(OVER, Ordering::Release);
-                    resume_unwind(panic);
-                }
-            });
-        }
-        for peer in 1..=TIMES {
-            let before = checked.load(Ordering::Relaxed);
-            let enable = |home| enable_peer_access(device(home), device(peer_of(home, peer)));
-            let outcome = enable(0).and_then(|()| enable(1));
-            if let Err(error) = outcome {
-                enabled.store(OVER, Ordering::Release);
-                panic!("peer {peer}: {error}");
-            }
-            if enabled.fetch_max(peer, Ordering::AcqRel) >= peer {
-                return;
-            }
-            wait_until("threads have looked", || {
-                checked.load(Ordering::Relaxed) > before + 8 || enabled.load(Ordering::Acquire) > peer
-            });
-        }
-        enabled.store(OVER, Ordering::Release);
-    });
-    complete_all().unwrap();
-    assert_all_back();
-    assert_eq!(memory_stats(device(1)).unwrap().total.reserved_bytes, 0);
 }

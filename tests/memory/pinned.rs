@@ -1,8 +1,6 @@
 //! Pinned memory on simulated devices: what the host may write at once, and what waits for streams and graphs.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-use crate::common::memory::{Random, deallocate};
+use crate::common::memory::{MIB, Random, deallocate};
 use crate::common::wait_until;
 use gpupool::runtime::host::{self, Call, Fault};
 use gpupool::{
@@ -10,7 +8,6 @@ use gpupool::{
     set_pinned_limit,
 };
 
-const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
 fn device(ordinal: i64) -> Device {
@@ -24,7 +21,7 @@ fn fill(buffer: &mut PinnedBuffer, byte: u8) {
 
 #[test]
 fn the_host_writes_and_reads_what_every_device_has_access_to() {
-    host!(2, 8 * GIB);
+    memory!(2, 8 * GIB);
     let mut buffer = empty_pinned(3 * MIB, None).unwrap();
     fill(&mut buffer, 7);
     // SAFETY: no device uses the memory.
@@ -35,7 +32,7 @@ fn the_host_writes_and_reads_what_every_device_has_access_to() {
 
 #[test]
 fn memory_is_on_the_node_of_the_device_unless_another_is_named() {
-    host!(2, 8 * GIB);
+    memory!(2, 8 * GIB);
     let stream = Stream::new(device(1)).unwrap();
     assert_eq!(empty_pinned(4096, Some(&stream)).unwrap().numa(), 1);
     assert_eq!(empty_pinned(4096, None).unwrap().numa(), 0);
@@ -46,7 +43,7 @@ fn memory_is_on_the_node_of_the_device_unless_another_is_named() {
 
 #[test]
 fn other_nodes_help_one_that_has_no_more() {
-    host!(2, 8 * GIB);
+    memory!(2, 8 * GIB);
     host::inject(Fault { call: Call::ExtentCreate, kind: StatusKind::OutOfMemory, after: 0, times: u32::MAX });
     let buffers = [4096, 3 * MIB, 40 * MIB].map(|bytes| empty_pinned(bytes, None));
     host::clear_faults();
@@ -59,7 +56,7 @@ fn other_nodes_help_one_that_has_no_more() {
 
 #[test]
 fn with_no_stream_recorded_it_is_used_again_at_once() {
-    host!(2, 8 * GIB);
+    memory!(2, 8 * GIB);
     let first = empty_pinned(5 * MIB, None).unwrap();
     let address = first.ptr();
     drop(first);
@@ -68,7 +65,7 @@ fn with_no_stream_recorded_it_is_used_again_at_once() {
 
 #[test]
 fn it_waits_for_the_work_of_every_stream_that_was_named() {
-    host!(2, 8 * GIB);
+    memory!(2, 8 * GIB);
     let streams = [0, 1, 0].map(|ordinal| Stream::new(device(ordinal)).unwrap());
     let works = streams.each_ref().map(|stream| host::submit(stream).unwrap());
     let buffer = empty_pinned(32 * MIB, Some(&streams[0])).unwrap();
@@ -87,7 +84,7 @@ fn it_waits_for_the_work_of_every_stream_that_was_named() {
 
 #[test]
 fn a_captured_block_is_the_graphs_until_that_is_gone() {
-    host!(2, 8 * GIB);
+    memory!(2, 8 * GIB);
     let stream = Stream::new(device(0)).unwrap();
     host::begin_capture(&stream, CaptureMode::Global).unwrap();
     let buffer = empty_pinned(32 * MIB, Some(&stream)).unwrap();
@@ -105,20 +102,6 @@ fn a_captured_block_is_the_graphs_until_that_is_gone() {
     assert!(again());
 }
 
-#[test]
-fn a_block_used_before_a_capture_and_freed_in_it_is_the_graphs_too() {
-    host!(2, 8 * GIB);
-    let stream = Stream::new(device(0)).unwrap();
-    let buffer = empty_pinned(32 * MIB, Some(&stream)).unwrap();
-    let address = buffer.ptr();
-    host::begin_capture(&stream, CaptureMode::Relaxed).unwrap();
-    buffer.free(None).unwrap();
-    let graph = host::end_capture(&stream).unwrap();
-    let other = empty_pinned(32 * MIB, None).unwrap();
-    assert_ne!(other.ptr(), address);
-    drop((graph, other));
-}
-
 fn refuse_capture_status() {
     host::inject(Fault { call: Call::StreamCaptureStatus, kind: StatusKind::Other, after: 0, times: u32::MAX });
 }
@@ -126,7 +109,7 @@ fn refuse_capture_status() {
 /// Once the capture has ended nothing tells which graph it made, so a refusal must not pass for "not captured".
 #[test]
 fn a_captured_block_is_the_graphs_though_the_driver_refuses_to_say_whether_the_stream_is_captured() {
-    host!(2, 8 * GIB);
+    memory!(2, 8 * GIB);
     let mut others = Vec::new();
     for is_recorded_before in [false, true] {
         let stream = Stream::new(device(0)).unwrap();
@@ -156,7 +139,7 @@ fn a_captured_block_is_the_graphs_though_the_driver_refuses_to_say_whether_the_s
 
 #[test]
 fn a_block_of_no_capture_comes_back_though_the_driver_refuses_to_say_whether_the_stream_is_captured() {
-    host!(2, 8 * GIB);
+    memory!(2, 8 * GIB);
     let stream = Stream::new(device(0)).unwrap();
     refuse_capture_status();
     let buffer = empty_pinned(32 * MIB, Some(&stream)).unwrap();
@@ -168,7 +151,7 @@ fn a_block_of_no_capture_comes_back_though_the_driver_refuses_to_say_whether_the
 
 #[test]
 fn large_needs_are_segments_that_go_when_asked() {
-    host!(2, 8 * GIB);
+    memory!(2, 8 * GIB);
     let calls = host::driver_calls();
     let buffer = empty_pinned(GIB, None).unwrap();
     assert_eq!(host::driver_calls() - calls, 1, "one registration");
@@ -180,7 +163,7 @@ fn large_needs_are_segments_that_go_when_asked() {
 
 #[test]
 fn buffers_of_random_sizes_leave_little_unused() {
-    host!(1, 8 * GIB);
+    memory!(1, 8 * GIB);
     let (mut random, mut live, mut peak) = (Random(1), Vec::new(), 0);
     for _ in 0..1500 {
         let bytes = random.below((32 * MIB) as usize) as u64 + 512;
@@ -197,7 +180,7 @@ fn buffers_of_random_sizes_leave_little_unused() {
 
 #[test]
 fn warmed_memory_serves_every_thread() {
-    host!(2, 8 * GIB);
+    memory!(2, 8 * GIB);
     gpupool::warm_pinned_in_background(GIB, None).unwrap();
     wait_until("the memory is made", || pinned_stats(None).unwrap().total.cached_bytes == GIB);
     let calls = host::driver_calls();
@@ -211,7 +194,7 @@ fn warmed_memory_serves_every_thread() {
 
 #[test]
 fn a_limit_is_of_all_nodes_and_what_is_free_gives_way() {
-    host!(2, 8 * GIB);
+    memory!(2, 8 * GIB);
     set_pinned_limit(Some(GIB)).unwrap();
     assert_eq!(pinned_limit().unwrap(), Some(GIB));
     let held = empty_pinned(700 * MIB, None).unwrap();
@@ -225,7 +208,7 @@ fn a_limit_is_of_all_nodes_and_what_is_free_gives_way() {
 
 #[test]
 fn it_is_freed_and_recorded_by_its_address_alone() {
-    host!(2, 8 * GIB);
+    memory!(2, 8 * GIB);
     let stream = Stream::new(device(0)).unwrap();
     let address = empty_pinned(32 * MIB, None).unwrap().into_ptr();
     let work = host::submit(&stream).unwrap();
@@ -234,4 +217,25 @@ fn it_is_freed_and_recorded_by_its_address_alone() {
     assert!(deallocate(address, None).unwrap_err().to_string().contains("freed before"));
     assert_ne!(empty_pinned(32 * MIB, None).unwrap().ptr(), address);
     host::complete(&stream, work).unwrap();
+}
+
+/// Graphs that the driver does not report keep their pinned memory, which never comes back.
+#[test]
+fn a_graph_that_the_driver_does_not_report_keeps_its_blocks() {
+    host!();
+    let refused: [&[Call]; 3] =
+        [&[Call::StreamCapture], &[Call::GraphRetain], &[Call::StreamCaptureStatus, Call::StreamCapture]];
+    for (count, calls) in (1..).zip(refused) {
+        let stream = Stream::new(device(0)).unwrap();
+        host::begin_capture(&stream, CaptureMode::Relaxed).unwrap();
+        calls.iter().for_each(|&call| host::inject(Fault { call, kind: StatusKind::Other, after: 0, times: 1 }));
+        let buffer = empty_pinned(1 << 20, Some(&stream)).unwrap();
+        drop(host::end_capture(&stream).unwrap());
+        drop(buffer);
+        host::complete_all().unwrap();
+        // Looks at what waits.
+        drop(empty_pinned(5 << 20, None).unwrap());
+        gpupool::empty_cache().unwrap();
+        assert_eq!(pinned_stats(None).unwrap().total.waiting_blocks, count, "{calls:?}");
+    }
 }

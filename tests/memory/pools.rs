@@ -1,6 +1,8 @@
 //! What a pool of one's own promises: it is closed when its owner says so, and a pool for graphs can have all that
 //! others have.
 
+use crate::common::memory::{MADE_UP, MIB, builder, made_up, pool, source};
+use crate::common::{device, stream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -10,26 +12,7 @@ use gpupool::memory::{
     SegmentSource, begin_allocate_to_pool, end_allocate_to_pool, pool_use_count, release_pool,
     set_per_process_memory_fraction,
 };
-use gpupool::{Device, ErrorKind, MemPool, PoolId, Result, Stream, device, empty, memory_stats};
-
-const MIB: u64 = 1 << 20;
-
-fn zero() -> Device {
-    device(0).unwrap()
-}
-
-fn stream() -> Stream {
-    Stream::new(zero()).unwrap()
-}
-
-fn pool() -> MemPool {
-    MemPool::builder().device(zero()).build().unwrap()
-}
-
-fn reserved() -> u64 {
-    gpupool::empty_cache().unwrap();
-    memory_stats(zero()).unwrap().total.reserved_bytes
-}
+use gpupool::{ErrorKind, MemPool, PoolId, Result, Stream, empty};
 
 fn assert_closed<T>(result: Result<T>, pool: &MemPool) {
     let error = result.err().expect("the pool is closed");
@@ -40,8 +23,8 @@ fn assert_closed<T>(result: Result<T>, pool: &MemPool) {
 
 #[test]
 fn a_closed_pool_refuses_requests_and_its_blocks_stay_valid() {
-    host!();
-    let (pool, stream) = (pool(), stream());
+    memory!();
+    let (pool, stream) = (pool(), stream(0));
     let scope = pool.enter().unwrap();
     // Slots of one slab, so that one is free beside a live one; and blocks of their own pages.
     let small: Vec<_> = (0..4).map(|_| empty(700, &stream).unwrap()).collect();
@@ -51,12 +34,12 @@ fn a_closed_pool_refuses_requests_and_its_blocks_stay_valid() {
     // In the scope that is open, also for what this thread has free, and in no new one.
     for bytes in [700, 700, 6 * MIB, 1] {
         assert_closed(empty(bytes, &stream), &pool);
-        assert_closed(empty(bytes, &Stream::new(zero()).unwrap()), &pool);
+        assert_closed(empty(bytes, &Stream::new(device(0)).unwrap()), &pool);
     }
     assert_closed(pool.enter(), &pool);
     assert_closed(pool.token().enter(), &pool);
     assert_closed(pool.capture(&stream), &pool);
-    assert_closed(begin_allocate_to_pool(zero(), pool.id()), &pool);
+    assert_closed(begin_allocate_to_pool(device(0), pool.id()), &pool);
     assert_eq!((pool.use_count(), pool.close().unwrap()), (2, 0));
     assert_eq!(pool.stats().unwrap().live_bytes, 6 * MIB);
     // Memory goes as blocks die.
@@ -66,19 +49,17 @@ fn a_closed_pool_refuses_requests_and_its_blocks_stay_valid() {
     drop(scope);
     assert_eq!(empty(1, &stream).unwrap().pool_id(), PoolId::NONE);
     assert_eq!((pool.use_count(), pool.stats().unwrap().allocations), (1, 6));
-    drop(pool);
-    assert_eq!(reserved(), 0);
 }
 
 #[test]
 fn a_pool_is_closed_to_threads_that_are_in_it() {
-    host!();
+    memory!();
     let pool = Arc::new(pool());
     let (entered, leave) = (mpsc::channel(), mpsc::channel());
     let worker = {
         let pool = Arc::clone(&pool);
         thread::spawn(move || {
-            let stream = stream();
+            let stream = stream(0);
             let _scope = pool.enter().unwrap();
             drop(empty(700, &stream).unwrap());
             entered.0.send(()).unwrap();
@@ -95,8 +76,8 @@ fn a_pool_is_closed_to_threads_that_are_in_it() {
 
 #[test]
 fn a_graph_keeps_the_memory_of_a_closed_pool_until_it_is_reset() {
-    host!();
-    let (pool, stream) = (pool(), stream());
+    memory!();
+    let (pool, stream) = (pool(), stream(0));
     let capture = pool.capture(&stream).unwrap();
     drop(empty(4 * MIB, &stream).unwrap());
     let memory = capture.end().unwrap();
@@ -108,113 +89,58 @@ fn a_graph_keeps_the_memory_of_a_closed_pool_until_it_is_reset() {
 
 #[test]
 fn a_use_that_was_begun_by_the_id_of_a_closed_pool_is_released() {
-    host!();
+    memory!();
     let pool = pool();
-    begin_allocate_to_pool(zero(), pool.id()).unwrap();
+    begin_allocate_to_pool(device(0), pool.id()).unwrap();
     pool.close().unwrap();
-    assert_closed(empty(1, &stream()), &pool);
-    end_allocate_to_pool(zero(), pool.id()).unwrap();
-    release_pool(zero(), pool.id()).unwrap();
-    assert_eq!(pool_use_count(zero(), pool.id()).unwrap(), Some(1));
-}
-
-#[test]
-fn threads_that_allocate_while_the_pool_is_closed_leave_it_empty() {
-    host!();
-    for _ in 0..20 {
-        let pool = Arc::new(pool());
-        let (started, wait) = mpsc::channel();
-        let threads: Vec<_> = (0..3)
-            .map(|_| {
-                let (pool, started) = (Arc::clone(&pool), started.clone());
-                thread::spawn(move || {
-                    let stream = stream();
-                    let _scope = pool.enter().unwrap();
-                    started.send(()).unwrap();
-                    let refused = (0u64..).find_map(|round| empty(1 + (round * MIB) % (5 * MIB), &stream).err());
-                    assert_closed(refused.map_or(Ok(()), Err), &pool);
-                })
-            })
-            .collect();
-        (0..3).for_each(|_| wait.recv().unwrap());
-        pool.close().unwrap();
-        threads.into_iter().for_each(|thread| thread.join().unwrap());
-        gpupool::empty_cache().unwrap();
-        let stats = pool.stats().unwrap();
-        assert_eq!((stats.live_blocks, stats.reserved_bytes, pool.use_count()), (0, 0, 1));
-    }
-}
-
-/// Memory at addresses that it makes up.
-#[derive(Debug)]
-struct MadeUp;
-
-// SAFETY: the addresses are the test's own, and no memory is behind them but the simulated driver's.
-unsafe impl SegmentSource for MadeUp {
-    fn allocate(&self, _bytes: u64, _stream: &Stream) -> Result<u64> {
-        Ok(1 << 44)
-    }
-
-    unsafe fn free(&self, address: u64, _bytes: u64, _stream: &Stream) -> Result<()> {
-        assert_eq!(address, 1 << 44);
-        Ok(())
-    }
+    assert_closed(empty(1, &stream(0)), &pool);
+    end_allocate_to_pool(device(0), pool.id()).unwrap();
+    release_pool(device(0), pool.id()).unwrap();
+    assert_eq!(pool_use_count(device(0), pool.id()).unwrap(), Some(1));
 }
 
 #[test]
 fn a_pool_for_graphs_has_an_allocator_and_a_limit() {
-    host!();
-    let own: Arc<dyn SegmentSource> = Arc::new(MadeUp);
-    let builder = MemPool::builder().device(zero()).user_created(false).limit(4 * MIB).allocator(Arc::clone(&own));
+    memory!();
+    let own: Arc<dyn SegmentSource> = made_up();
+    let builder = builder().user_created(false).limit(4 * MIB).allocator(Arc::clone(&own));
     let (graphs, users) = (builder.build().unwrap(), pool());
     assert!(Arc::ptr_eq(graphs.allocator().unwrap(), &own));
     assert!(users.allocator().is_none());
     assert_eq!((graphs.id().1, users.id().0, graphs.limit()), (0, 0, Some(4 * MIB)));
-    let stream = stream();
+    let stream = stream(0);
     // By its id, as PyTorch captures a graph: its memory is the graph's until the use is released.
-    begin_allocate_to_pool(zero(), graphs.id()).unwrap();
-    assert_eq!(empty(4 * MIB, &stream).unwrap().ptr(), 1 << 44);
+    begin_allocate_to_pool(device(0), graphs.id()).unwrap();
+    assert_eq!(empty(4 * MIB, &stream).unwrap().ptr(), MADE_UP);
     assert!(empty(6 * MIB, &stream).is_err());
-    end_allocate_to_pool(zero(), graphs.id()).unwrap();
+    end_allocate_to_pool(device(0), graphs.id()).unwrap();
     assert_eq!((graphs.use_count(), graphs.trim().unwrap()), (2, 0));
-    release_pool(zero(), graphs.id()).unwrap();
+    release_pool(device(0), graphs.id()).unwrap();
     assert_eq!((graphs.use_count(), graphs.trim().unwrap()), (1, 4 * MIB));
-}
-
-/// Panics the first time.
-#[derive(Debug)]
-struct Panicking(AtomicBool);
-
-// SAFETY: the addresses are made up, and nothing uses what is there.
-unsafe impl SegmentSource for Panicking {
-    fn allocate(&self, _bytes: u64, _stream: &Stream) -> Result<u64> {
-        assert!(self.0.swap(true, Ordering::Relaxed), "a source that panics");
-        Ok(1 << 44)
-    }
-
-    unsafe fn free(&self, _address: u64, _bytes: u64, _stream: &Stream) -> Result<()> {
-        Ok(())
-    }
 }
 
 #[test]
 fn a_source_that_panics_costs_nothing_of_a_limit() {
-    host!();
-    set_per_process_memory_fraction(4.0 / 1024.0, zero()).unwrap();
-    let source = Arc::new(Panicking(AtomicBool::new(false)));
-    let pool = MemPool::builder().device(zero()).limit(4 * MIB).allocator(source).build().unwrap();
-    let stream = stream();
+    memory!();
+    set_per_process_memory_fraction(4.0 / 1024.0, device(0)).unwrap();
+    let has_panicked = AtomicBool::new(false);
+    let allocate = move |_, _: &Stream| {
+        assert!(has_panicked.swap(true, Ordering::Relaxed), "a source that panics");
+        Ok(MADE_UP)
+    };
+    let source = source(allocate, |_, _, _| Ok(()));
+    let pool = builder().limit(4 * MIB).allocator(source).build().unwrap();
+    let stream = stream(0);
     catch_unwind(AssertUnwindSafe(|| pool.empty(4 * MIB, &stream))).unwrap_err();
-    assert_eq!(pool.empty(4 * MIB, &stream).unwrap().ptr(), 1 << 44);
+    assert_eq!(pool.empty(4 * MIB, &stream).unwrap().ptr(), MADE_UP);
     pool.trim().unwrap();
     assert_eq!(empty(4 * MIB, &stream).unwrap().nbytes(), 4 * MIB);
 }
 
 #[test]
 fn a_scope_for_all_threads_serves_those_that_have_none() {
-    host!();
-    let (everyone, own, other_device) =
-        (pool(), pool(), MemPool::builder().device(device(1).unwrap()).build().unwrap());
+    memory!();
+    let (everyone, own, other_device) = (pool(), pool(), MemPool::builder().device(device(1)).build().unwrap());
     let (send, tasks) = mpsc::channel::<Box<dyn FnOnce() -> Vec<PoolId> + Send>>();
     let (answer, answers) = mpsc::channel();
     let worker = thread::spawn(move || tasks.into_iter().for_each(|work| answer.send(work()).unwrap()));
@@ -222,7 +148,7 @@ fn a_scope_for_all_threads_serves_those_that_have_none() {
         send.send(work).unwrap();
         answers.recv().unwrap()
     };
-    let (there, token) = (stream(), own.token());
+    let (there, token) = (stream(0), own.token());
     let plain = there.clone();
     let allocate = move || {
         let stream = plain.clone();
@@ -234,8 +160,8 @@ fn a_scope_for_all_threads_serves_those_that_have_none() {
         let _inside = everyone.enter_all_threads().unwrap();
         assert_eq!(everyone.use_count(), 2);
         assert_eq!([run(allocate()), run(allocate())], [[everyone.id()], [everyone.id()]]);
-        assert_eq!(empty(1, &stream()).unwrap().pool_id(), everyone.id());
-        assert_eq!(empty(1, &Stream::new(device(1).unwrap()).unwrap()).unwrap().pool_id(), PoolId::NONE);
+        assert_eq!(empty(1, &stream(0)).unwrap().pool_id(), everyone.id());
+        assert_eq!(empty(1, &Stream::new(device(1)).unwrap()).unwrap().pool_id(), PoolId::NONE);
         // A scope of the thread's own wins, and a later one for all threads.
         let inner = there.clone();
         let ids = run(Box::new(move || {
@@ -257,8 +183,8 @@ fn a_scope_for_all_threads_serves_those_that_have_none() {
 
 #[test]
 fn a_scope_for_all_threads_ends_with_the_thread_that_entered_it() {
-    host!();
-    let (pool, stream) = (Arc::new(pool()), stream());
+    memory!();
+    let (pool, stream) = (Arc::new(pool()), stream(0));
     let entering = Arc::clone(&pool);
     let entered = thread::spawn(move || std::mem::forget(entering.enter_all_threads().unwrap()));
     entered.join().unwrap();

@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
-use crate::common::memory::deallocate;
+use crate::common::memory::{Mapped, builder, deallocate, pool};
 use crate::common::{device, on_thread, stream, wait_until};
 use gpupool::memory::{MemoryAction, MemoryEvent, MemorySnapshot, allocate, empty_cache};
 use gpupool::runtime::host::{complete, submit};
-use gpupool::{DeviceBuffer, HandleAction, HandleEvent, MemPool, Recording, Simulated, StackContext, empty, snapshot};
+use gpupool::{DeviceBuffer, HandleAction, HandleEvent, Recording, Simulated, StackContext, empty, snapshot};
 
 /// Records for one test, and no longer.
 struct Recorded;
@@ -41,8 +41,7 @@ fn actions(events: &[MemoryEvent]) -> Vec<MemoryAction> {
 /// Segments and blocks of one device, from which events are taken back.
 #[derive(Default)]
 struct Undone {
-    /// Mapped memory, joined where it is adjacent: end by start.
-    mapped: BTreeMap<u64, u64>,
+    mapped: Mapped,
     /// Blocks that are held, or wait: bytes asked for, and whether it waits.
     blocks: BTreeMap<u64, (u64, bool)>,
 }
@@ -61,32 +60,13 @@ impl Undone {
     }
 
     fn map(&mut self, start: u64, bytes: u64) {
-        let (mut start, mut end) = (start, start + bytes);
-        if let Some((&before, &its_end)) = self.mapped.range(..end).next_back() {
-            assert!(its_end <= start, "{start:#x} is mapped twice: {before:#x} to {its_end:#x} is there");
-            if its_end == start {
-                self.mapped.remove(&before);
-                start = before;
-            }
-        }
-        if let Some(its_end) = self.mapped.remove(&end) {
-            end = its_end;
-        }
-        self.mapped.insert(start, end);
+        assert!(self.mapped.map(start, bytes), "{start:#x} is mapped twice: {:x?}", self.mapped);
     }
 
     fn unmap(&mut self, start: u64, bytes: u64) {
-        let end = start + bytes;
-        let (&first, &last) = self.mapped.range(..=start).next_back().expect("it is mapped");
-        assert!(last >= end, "{start:#x} to {end:#x} is mapped");
-        assert!(self.blocks.range(start..end).next().is_none(), "nothing is held in memory that is not mapped yet");
-        self.mapped.remove(&first);
-        if first < start {
-            self.mapped.insert(first, start);
-        }
-        if end < last {
-            self.mapped.insert(end, last);
-        }
+        assert!(self.mapped.unmap(start, bytes), "{start:#x} and {bytes} bytes are mapped: {:x?}", self.mapped);
+        let has_blocks = self.blocks.range(start..start + bytes).next().is_some();
+        assert!(!has_blocks, "nothing is held in memory that is not mapped yet");
     }
 
     fn undo(&mut self, event: &MemoryEvent) {
@@ -95,8 +75,7 @@ impl Undone {
             MemoryAction::FreeCompleted => {
                 let former = self.blocks.insert(address, (event.nbytes, true));
                 assert!(former.is_none(), "{event:?}: it is held, {former:?}");
-                let (_, &end) = self.mapped.range(..=address).next_back().expect("it is mapped");
-                assert!(end >= address + event.nbytes, "{event:?}: it is in a segment");
+                assert!(self.mapped.has(address, event.nbytes), "{event:?}: it is in a segment");
             }
             MemoryAction::FreeRequested => {
                 let block = self.blocks.get_mut(&address).unwrap_or_else(|| panic!("{event:?}: it is there"));
@@ -125,7 +104,7 @@ impl Undone {
 
 #[test]
 fn a_block_s_life_is_three_events_with_the_bytes_asked_for() {
-    host!();
+    memory!();
     let stream = stream(0);
     let _recorded = Recorded::start(Recording::new());
     let buffer = empty(100, &stream).unwrap();
@@ -152,7 +131,7 @@ fn a_block_s_life_is_three_events_with_the_bytes_asked_for() {
 
 #[test]
 fn a_block_that_another_stream_uses_is_free_when_that_is_done() {
-    host!();
+    memory!();
     let (own, other) = (stream(0), stream(0));
     let _recorded = Recorded::start(Recording::new());
     let buffer = empty(1 << 20, &own).unwrap();
@@ -177,7 +156,7 @@ fn a_block_that_another_stream_uses_is_free_when_that_is_done() {
 
 #[test]
 fn memory_of_before_is_known_when_it_is_freed() {
-    host!();
+    memory!();
     let stream = stream(0);
     let before = [empty(100, &stream).unwrap(), empty(3 << 20, &stream).unwrap()];
     let _recorded = Recorded::start(Recording::new());
@@ -190,14 +169,14 @@ fn memory_of_before_is_known_when_it_is_freed() {
 
 #[test]
 fn pages_that_move_leave_one_place_and_come_to_another() {
-    host!();
+    memory!();
     let stream = stream(0);
     let _recorded = Recorded::start(Recording::new());
     let buffers: Vec<_> = (0..8).map(|_| empty(2 << 20, &stream).unwrap()).collect();
     // Every second one stays, so that what is free is in pieces.
-    let kept: Vec<_> =
+    let _kept: Vec<_> =
         buffers.into_iter().enumerate().filter(|(place, _)| place % 2 == 0).map(|(_, kept)| kept).collect();
-    let large = empty(8 << 20, &stream).unwrap();
+    let _large = empty(8 << 20, &stream).unwrap();
     let snapshot = taken();
     assert!(actions(&snapshot.events).contains(&MemoryAction::SegmentUnmap), "the free pages were moved");
     let mapped: u64 = snapshot.segments.iter().map(|segment| segment.nbytes).sum();
@@ -206,15 +185,14 @@ fn pages_that_move_leave_one_place_and_come_to_another() {
     };
     assert_eq!(sum(MemoryAction::SegmentMap) - sum(MemoryAction::SegmentUnmap), mapped);
     assert!(Undone::all(&snapshot, 0).mapped.is_empty());
-    drop((kept, large));
 }
 
 #[test]
 fn a_segment_that_a_source_supplies_comes_and_goes() {
-    host!();
+    memory!();
     let stream = stream(0);
     let _recorded = Recorded::start(Recording::new());
-    let pool = MemPool::builder().device(device(0)).segments(true).build().unwrap();
+    let pool = builder().segments(true).build().unwrap();
     let scope = pool.enter().unwrap();
     drop(empty(1 << 20, &stream).unwrap());
     drop(scope);
@@ -235,7 +213,7 @@ fn a_segment_that_a_source_supplies_comes_and_goes() {
 
 #[test]
 fn only_the_newest_events_are_kept_and_they_are_whole() {
-    host!();
+    memory!();
     let stream = stream(0);
     let _recorded = Recorded::start(Recording::new().max_entries(1000));
     let kept: Vec<_> = (0..50).map(|_| empty(512, &stream).unwrap()).collect();
@@ -253,7 +231,7 @@ fn only_the_newest_events_are_kept_and_they_are_whole() {
 
 #[test]
 fn what_is_left_out_is_not_written() {
-    host!();
+    memory!();
     let stream = stream(0);
     let skipped = [MemoryAction::FreeRequested, MemoryAction::SegmentMap, MemoryAction::Snapshot];
     let _recorded = Recorded::start(Recording::new().skip(skipped));
@@ -266,7 +244,7 @@ fn what_is_left_out_is_not_written() {
 
 #[test]
 fn a_second_start_changes_the_settings_and_keeps_the_events() {
-    host!();
+    memory!();
     let stream = stream(0);
     let _recorded = Recorded::start(Recording::new());
     let buffer = empty(100, &stream).unwrap();
@@ -285,7 +263,7 @@ fn a_second_start_changes_the_settings_and_keeps_the_events() {
 
 #[test]
 fn out_of_memory_is_written_before_callbacks_are_asked() {
-    host!();
+    memory!();
     let stream = stream(0);
     let _recorded = Recorded::start(Recording::new());
     let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
@@ -296,7 +274,7 @@ fn out_of_memory_is_written_before_callbacks_are_asked() {
             false
         })
     };
-    let held = empty(900 << 20, &stream).unwrap();
+    let _held = empty(900 << 20, &stream).unwrap();
     assert!(empty(500 << 20, &stream).is_err());
     drop(guard);
     let seen = seen.lock().unwrap();
@@ -308,7 +286,6 @@ fn out_of_memory_is_written_before_callbacks_are_asked() {
         oom.address
     );
     assert_eq!(actions(&taken().events).iter().filter(|&&action| action == MemoryAction::Oom).count(), 1);
-    drop(held);
 }
 
 /// What a thread of the stress holds.
@@ -319,7 +296,7 @@ enum Held {
 
 #[test]
 fn snapshots_taken_while_sixteen_threads_allocate_agree_with_their_events() {
-    host!();
+    memory!();
     let _recorded = Recorded::start(Recording::new().max_entries(20_000));
     let is_over = AtomicBool::new(false);
     /// Lets the threads end, also where a check fails.
@@ -337,7 +314,7 @@ fn snapshots_taken_while_sixteen_threads_allocate_agree_with_their_events() {
             let (is_over, sender, receiver, shared) = (&is_over, sender.clone(), &receiver, &shared);
             scope.spawn(move || {
                 let mut own = stream(0);
-                let pool = (number % 4 == 0).then(|| MemPool::builder().device(device(0)).build().unwrap());
+                let pool = (number % 4 == 0).then(pool);
                 let mut random = number + 1;
                 let mut next = move |bound: u64| {
                     random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -398,7 +375,7 @@ fn snapshots_taken_while_sixteen_threads_allocate_agree_with_their_events() {
 
 #[test]
 fn events_of_threads_that_ended_stay() {
-    host!();
+    memory!();
     let _recorded = Recorded::start(Recording::new());
     for _ in 0..20 {
         on_thread(|| drop(empty(512, &crate::common::stream(0)).unwrap()));
@@ -417,7 +394,7 @@ fn of_handles(events: &[HandleEvent]) -> Vec<HandleAction> {
 
 #[test]
 fn handles_are_taken_and_go_back() {
-    host!();
+    memory!();
     let pool = <Simulated as gpupool::Pooled>::pool();
     pool.trim(None).unwrap();
     let _recorded = Recorded::start(Recording::new());

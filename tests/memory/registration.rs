@@ -7,26 +7,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::thread;
 
-use crate::common::memory::{MIB, PAGE, assert_all_back, empty_in, out_of_memory, reserved};
-use crate::common::{MEMORY, device, on_thread, stream};
-use gpupool::memory::{SegmentGuard, SegmentSource};
-use gpupool::runtime::host::{Call, Fault, accessible, clear_faults, complete_all, inject, submit};
-use gpupool::{
-    Backup, ErrorKind, MemPool, MemPoolBuilder, Result, SegmentEvent, SegmentEventKind, StatusKind, Stream, empty,
-    empty_cache, memory_stats,
+use crate::common::memory::{
+    MIB, PAGE, assert_all_back, builder, empty_in, memory_calls, out_of_memory, reserved, source,
 };
-
-fn builder() -> MemPoolBuilder {
-    MemPool::builder().device(device(0))
-}
+use crate::common::{MEMORY, device, on_thread, stream};
+use gpupool::memory::SegmentGuard;
+use gpupool::runtime::host::{accessible, complete_all, submit};
+use gpupool::runtime::{self, BoundDevice};
+use gpupool::{Backup, ErrorKind, MemPool, SegmentEvent, SegmentEventKind, Stream, empty, empty_cache};
 
 fn whole() -> MemPool {
     builder().no_split(true).build().unwrap()
-}
-
-/// Calls of the driver's memory functions so far.
-fn driver_calls() -> u64 {
-    memory_stats(device(0)).unwrap().driver_calls
 }
 
 /// What a callback registers: bytes by address.
@@ -68,30 +59,28 @@ impl Registered {
 
 #[test]
 fn each_segment_is_one_extent_as_large_as_its_block() {
-    host!();
+    memory!();
     let stream = stream(0);
     let pool = whole();
     drop(empty_in(&pool, 2 * MIB, &stream).unwrap());
     for bytes in [600 * MIB, 3 * MIB + 1, 1000] {
-        let before = (driver_calls(), reserved());
+        let before = (memory_calls(), reserved());
         let buffer = if bytes > MIB { pool.empty(bytes, &stream) } else { pool.empty(PAGE + bytes, &stream) }.unwrap();
         // Created, mapped and opened, once each.
-        assert_eq!(driver_calls() - before.0, 3, "{bytes}");
+        assert_eq!(memory_calls() - before.0, 3, "{bytes}");
         assert_eq!(reserved() - before.1, buffer.nbytes().next_multiple_of(PAGE), "{bytes}");
         drop(buffer);
         pool.trim().unwrap();
     }
-    drop(pool);
-    assert_all_back();
 }
 
 #[test]
 fn segments_are_no_larger_where_threads_grow_at_once() {
-    host!();
+    memory!();
     let own = stream(0);
     let pool = whole();
     let (registered, _guard) = Registered::of(&pool);
-    let large = pool.empty(400 * MIB, &own).unwrap();
+    let _large = pool.empty(400 * MIB, &own).unwrap();
     thread::scope(|scope| {
         let (done, is_done) = mpsc::channel::<()>();
         let (ready, is_ready) = mpsc::channel();
@@ -107,13 +96,11 @@ fn segments_are_no_larger_where_threads_grow_at_once() {
         assert!(registered.all().contains(&(small.ptr(), 4 * MIB)), "{registered:?}");
         done.send(()).unwrap();
     });
-    drop((large, pool));
-    assert_all_back();
 }
 
 #[test]
 fn nothing_but_the_pools_trim_gives_its_segments_back() {
-    host!();
+    memory!();
     let own = stream(0);
     let pool = whole();
     let (registered, _guard) = Registered::of(&pool);
@@ -134,12 +121,11 @@ fn nothing_but_the_pools_trim_gives_its_segments_back() {
     drop(empty_in(&pool, 900 * MIB, &own).unwrap());
     drop(pool);
     assert!(registered.all().is_empty());
-    assert_all_back();
 }
 
 #[test]
 fn a_block_that_outlives_its_pool_stays_registered_and_awake() {
-    host!();
+    memory!();
     let stream = stream(0);
     for closes in [false, true] {
         let pool = whole();
@@ -167,31 +153,17 @@ fn a_block_that_outlives_its_pool_stays_registered_and_awake() {
     }
 }
 
-/// Memory of the simulated driver's plain allocation, as a user's own.
-#[derive(Debug)]
-struct Own;
-
-// SAFETY: the addresses are the test's own, and no memory is behind them but the simulated driver's.
-unsafe impl SegmentSource for Own {
-    fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
-        let runtime = gpupool::runtime::get()?;
-        let _bound = gpupool::runtime::BoundDevice::new(runtime, stream.device())?;
-        runtime.memory_allocate(bytes)
-    }
-
-    unsafe fn free(&self, address: u64, _bytes: u64, stream: &Stream) -> Result<()> {
-        let runtime = gpupool::runtime::get()?;
-        let _bound = gpupool::runtime::BoundDevice::new(runtime, stream.device())?;
-        // SAFETY: `allocate` returned it, and nothing uses it any more.
-        unsafe { runtime.memory_free(address) }
-    }
-}
-
 #[test]
 fn pools_with_segments_of_their_own_report_them_too() {
-    host!();
+    memory!();
     let stream = stream(0);
-    for builder in [builder().segments(true), builder().allocator(Arc::new(Own))] {
+    let with_device = |on: &Stream| BoundDevice::new(runtime::get()?, on.device());
+    let own = source(
+        move |bytes, on| with_device(on).and_then(|_bound| runtime::get()?.memory_allocate(bytes)),
+        // SAFETY: the driver returned it, and nothing uses it any more.
+        move |address, _, on| with_device(on).and_then(|_bound| unsafe { runtime::get()?.memory_free(address) }),
+    );
+    for builder in [builder().segments(true), builder().allocator(own)] {
         for builder in [builder.clone(), builder.no_split(true)] {
             let pool = builder.build().unwrap();
             let early = pool.empty(4 * MIB, &stream).unwrap();
@@ -210,7 +182,7 @@ fn pools_with_segments_of_their_own_report_them_too() {
 
 #[test]
 fn pools_that_move_their_memory_refuse_callbacks_by_name() {
-    host!();
+    memory!();
     for builder in [builder(), builder().use_on_oom(true), builder().reserve(8 * MIB)] {
         let pool = builder.build().unwrap();
         let error = pool.on_segment(|_| panic!("it is called for nothing")).unwrap_err();
@@ -222,52 +194,34 @@ fn pools_that_move_their_memory_refuse_callbacks_by_name() {
     pool.close().unwrap();
     let error = pool.on_segment(|_| ()).unwrap_err();
     assert!(error.to_string().contains("closed"), "{error}");
-    drop(pool);
-    assert_all_back();
 }
 
 #[test]
 fn a_pool_with_callbacks_does_not_sleep() {
-    host!();
+    memory!();
     let stream = stream(0);
     for builder in [builder().no_split(true), builder().segments(true)] {
         let pool = builder.build().unwrap();
         let buffer = pool.empty(8 * MIB, &stream).unwrap();
         let (registered, guard) = Registered::of(&pool);
-        let before = (registered.all(), driver_calls());
+        let before = (registered.all(), memory_calls());
         let error = pool.sleep(Backup::Host).unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::Unavailable(_)), "{error}");
         assert!(error.to_string().contains("on_segment"), "{error}");
-        assert_eq!((registered.all(), driver_calls(), pool.is_asleep()), (before.0, before.1, false));
+        assert_eq!((registered.all(), memory_calls(), pool.is_asleep()), (before.0, before.1, false));
         drop((guard, buffer, pool));
         assert_all_back();
     }
 }
 
 #[test]
-fn the_blocks_of_a_closed_pool_do_not_sleep_either() {
-    host!();
-    let stream = stream(0);
-    let pool = whole();
-    let buffer = pool.empty(8 * MIB, &stream).unwrap();
-    pool.close().unwrap();
-    let error = pool.sleep(Backup::Host).unwrap_err();
-    assert!(matches!(error.kind(), ErrorKind::Unavailable(_)), "{error}");
-    gpupool::sleep(device(0), Backup::Host).unwrap();
-    assert!(accessible(buffer.ptr(), device(0)));
-    gpupool::wake(device(0)).unwrap();
-    drop((buffer, pool));
-    assert_all_back();
-}
-
-#[test]
 fn the_end_of_a_segment_is_reported_once_the_work_on_its_streams_is_done() {
-    host!();
+    memory!();
     let (own, other) = (stream(0), stream(0));
     let pool = whole();
     let done = Arc::new(Mutex::new(Vec::new()));
     let (seen, streams) = (Arc::clone(&done), [own.clone(), other.clone()]);
-    let guard = pool.on_segment(move |event| {
+    let _guard = pool.on_segment(move |event| {
         if event.kind == SegmentEventKind::Removed {
             seen.lock().unwrap().push(streams.iter().all(|stream| stream.query().unwrap()));
         }
@@ -282,13 +236,11 @@ fn the_end_of_a_segment_is_reported_once_the_work_on_its_streams_is_done() {
     gpupool::runtime::host::complete(&other, 1).unwrap();
     assert_eq!(pool.trim().unwrap(), 8 * MIB);
     assert_eq!(*done.lock().unwrap(), [true]);
-    drop((guard, pool));
-    assert_all_back();
 }
 
 #[test]
 fn the_end_of_a_block_or_a_pool_waits_for_no_work_though_callbacks_are_told_of_its_segments() {
-    host!();
+    memory!();
     let stream = stream(0);
     for ends_pool in [false, true] {
         let pool = whole();
@@ -319,7 +271,7 @@ fn the_end_of_a_block_or_a_pool_waits_for_no_work_though_callbacks_are_told_of_i
 
 #[test]
 fn a_callback_that_was_removed_is_called_no_more() {
-    host!();
+    memory!();
     let stream = stream(0);
     let pool = whole();
     let (first, first_guard) = Registered::of(&pool);
@@ -334,18 +286,17 @@ fn a_callback_that_was_removed_is_called_no_more() {
     assert_eq!((first.all(), second.all()), (registered, vec![(other.ptr(), 16 * MIB)]));
     drop((other, pool));
     assert!(second.all().is_empty());
-    assert_all_back();
 }
 
 #[test]
 fn a_callback_may_allocate_free_and_trim() {
-    host!();
+    memory!();
     let own = stream(0);
     let pool = Arc::new(whole());
     let depth = AtomicU64::new(0);
     let (inner, own_stream, count) = (Arc::downgrade(&pool), own.clone(), Arc::new(AtomicU64::new(0)));
     let counted = Arc::clone(&count);
-    let guard = pool.on_segment(move |event| {
+    let _guard = pool.on_segment(move |event| {
         counted.fetch_add(1, Ordering::Relaxed);
         let Some(pool) = inner.upgrade() else { return };
         if depth.fetch_add(1, Ordering::Relaxed) < 2 {
@@ -358,13 +309,11 @@ fn a_callback_may_allocate_free_and_trim() {
     pool.trim().unwrap();
     let calls = count.load(Ordering::Relaxed);
     assert!(calls >= 6 && calls.is_multiple_of(2), "{calls}");
-    drop((guard, pool));
-    assert_all_back();
 }
 
 #[test]
 fn a_callback_that_panics_fails_no_request() {
-    host!();
+    memory!();
     let stream = stream(0);
     let pool = whole();
     let hook = panic::take_hook();
@@ -378,13 +327,12 @@ fn a_callback_that_panics_fails_no_request() {
     assert!(registered.all().is_empty());
     drop((guard, pool));
     panic::set_hook(hook);
-    assert_all_back();
 }
 
 /// The callback that is just being called for a segment does not learn of its end before, and no thread waits for it.
 #[test]
 fn a_segment_that_goes_while_a_new_callback_is_called_for_it_goes_after_that() {
-    host!();
+    memory!();
     let stream = stream(0);
     let pool = Arc::new(whole());
     drop(pool.empty(8 * MIB, &stream).unwrap());
@@ -399,51 +347,18 @@ fn a_segment_that_goes_while_a_new_callback_is_called_for_it_goes_after_that() {
             seen.send(event.kind).unwrap();
         }
     });
-    let guard = guard.unwrap();
+    let _guard = guard.unwrap();
     assert_eq!(
         events.try_iter().collect::<Vec<_>>(),
         [SegmentEventKind::Added, SegmentEventKind::Added, SegmentEventKind::Removed]
     );
     complete_all().unwrap();
     pool.trim().unwrap();
-    assert_eq!(reserved(), 0);
-    drop((guard, pool));
-    assert_all_back();
-}
-
-#[test]
-fn whatever_the_driver_refuses_callbacks_know_what_is_there() {
-    host!();
-    let stream = stream(0);
-    for call in [Call::ExtentCreate, Call::MemoryMap, Call::MemorySetAccess, Call::MemoryUnmap, Call::ExtentRelease] {
-        for (kind, after) in [(StatusKind::Other, 0), (StatusKind::OutOfMemory, 0), (StatusKind::Other, 1)] {
-            let pool = whole();
-            let (registered, _guard) = Registered::of(&pool);
-            inject(Fault { call, kind, after, times: 1 });
-            let mut held = Vec::new();
-            for bytes in [8 * MIB, 3 * MIB] {
-                held.extend(pool.empty(bytes, &stream));
-                assert!(held.iter().all(|buffer| registered.has(buffer.ptr(), buffer.nbytes())), "{call:?}");
-            }
-            let live = held.len();
-            assert_eq!(registered.all().len(), live, "{call:?} {kind:?} {after}");
-            drop(held);
-            let _ = pool.trim();
-            clear_faults();
-            // What is reported as gone is gone from the pool, though the driver has yet to take it back.
-            assert!(registered.all().is_empty());
-            let again = pool.empty(8 * MIB, &stream).unwrap();
-            assert!(registered.has(again.ptr(), again.nbytes()));
-            drop((again, pool));
-            assert!(registered.all().is_empty());
-            assert_all_back();
-        }
-    }
 }
 
 #[test]
 fn threads_find_every_block_registered_while_others_trim_and_register() {
-    host!();
+    memory!();
     let pool = Arc::new(whole());
     let (registered, _guard) = Registered::of(&pool);
     let is_over = AtomicBool::new(false);
@@ -479,13 +394,11 @@ fn threads_find_every_block_registered_while_others_trim_and_register() {
     complete_all().unwrap();
     pool.trim().unwrap();
     assert!(registered.all().is_empty());
-    drop(pool);
-    assert_all_back();
 }
 
 #[test]
 fn the_callbacks_of_a_pool_end_with_it() {
-    host!();
+    memory!();
     static ALIVE: OnceLock<Arc<()>> = OnceLock::new();
     let alive = Arc::clone(ALIVE.get_or_init(Arc::default));
     let stream = stream(0);
@@ -496,5 +409,4 @@ fn the_callbacks_of_a_pool_end_with_it() {
     assert_eq!(Arc::strong_count(ALIVE.get().unwrap()), 2);
     drop(buffer);
     assert_eq!(Arc::strong_count(ALIVE.get().unwrap()), 1);
-    assert_all_back();
 }

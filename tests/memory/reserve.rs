@@ -3,23 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::common::memory::{MIB, assert_all_back, empty_in, out_of_memory, used};
+use crate::common::memory::{MIB, assert_all_back, builder, empty_in, memory_calls, out_of_memory, used};
 use crate::common::{MEMORY, device, on_thread, stream};
-use gpupool::runtime::host::{Call, accessible, before_call, begin_capture, complete_all, end_capture, submit};
+use gpupool::runtime::host::{Call, before_call, begin_capture, complete_all, end_capture, submit};
 use gpupool::{
-    CaptureMode, DeviceBuffer, ErrorKind, MemPool, MemPoolBuilder, PoolId, empty, empty_cache, enable_peer_access,
-    memory_stats, on_oom,
+    CaptureMode, DeviceBuffer, ErrorKind, MemPool, MemPoolBuilder, PoolId, empty, empty_cache, memory_stats, on_oom,
 };
 
 const RESERVE: u64 = 256 * MIB;
-
-fn driver_calls() -> u64 {
-    memory_stats(device(0)).unwrap().driver_calls
-}
-
-fn builder() -> MemPoolBuilder {
-    MemPool::builder().device(device(0))
-}
 
 /// A pool that can have no more than it reserves.
 fn reserved() -> MemPool {
@@ -28,7 +19,7 @@ fn reserved() -> MemPool {
 
 #[test]
 fn it_is_there_from_birth_and_serves_without_a_driver_call() {
-    host!();
+    memory!();
     let stream = stream(0);
     let pool = reserved();
     let stats = pool.stats().unwrap();
@@ -36,7 +27,7 @@ fn it_is_there_from_birth_and_serves_without_a_driver_call() {
         (pool.reserve(), stats.reserved_bytes, stats.cached_bytes, used(0)),
         (RESERVE, RESERVE, RESERVE, RESERVE)
     );
-    let before = driver_calls();
+    let before = memory_calls();
     let whole = empty_in(&pool, RESERVE, &stream).unwrap();
     let start = whole.ptr();
     assert_eq!((whole.pool_id(), pool.stats().unwrap().cached_bytes), (pool.id(), 0));
@@ -47,26 +38,23 @@ fn it_is_there_from_birth_and_serves_without_a_driver_call() {
         assert!(blocks.iter().all(is_inside));
     }
     drop(empty_in(&pool, RESERVE, &stream).unwrap());
-    assert_eq!(driver_calls(), before);
-    drop(pool);
-    assert_all_back();
+    assert_eq!(memory_calls(), before);
 }
 
 #[test]
 fn a_size_that_is_no_multiple_of_a_page_is_rounded_up() {
-    host!();
+    memory!();
     let pool = builder().reserve(3 * MIB).build().unwrap();
     assert_eq!((pool.reserve(), used(0)), (4 * MIB, 4 * MIB));
     drop(pool);
     assert_all_back();
     let pool = builder().reserve(0).build().unwrap();
     assert_eq!((pool.reserve(), used(0)), (0, 0));
-    drop(pool);
 }
 
 #[test]
 fn neither_trim_nor_empty_cache_nor_others_take_any_of_it() {
-    host!();
+    memory!();
     let (own, other) = (stream(0), stream(0));
     for use_on_oom in [false, true] {
         let pool = builder().reserve(RESERVE).use_on_oom(use_on_oom).build().unwrap();
@@ -89,7 +77,7 @@ fn neither_trim_nor_empty_cache_nor_others_take_any_of_it() {
 
 #[test]
 fn all_of_it_is_in_one_piece_again_after_many_streams_used_it() {
-    host!();
+    memory!();
     let pool = reserved();
     let streams: Vec<_> = (0..8).map(|_| stream(0)).collect();
     let addresses: Vec<_> = (0..3)
@@ -98,20 +86,18 @@ fn all_of_it_is_in_one_piece_again_after_many_streams_used_it() {
                 (0..32).map(|n| empty_in(&pool, 7 * MIB + n, &streams[n as usize % 8]).unwrap()).collect();
             let small: Vec<_> = streams.iter().map(|stream| empty_in(&pool, 100, stream).unwrap()).collect();
             drop((blocks, small));
-            let before = driver_calls();
+            let before = memory_calls();
             let whole = empty_in(&pool, RESERVE, &streams[3]).unwrap();
-            assert_eq!(driver_calls(), before);
+            assert_eq!(memory_calls(), before);
             whole.ptr()
         })
         .collect();
     assert_eq!(addresses, [addresses[0]; 3]);
-    drop(pool);
-    assert_all_back();
 }
 
 #[test]
 fn what_one_stream_freed_serves_another_once_its_work_is_done() {
-    host!();
+    memory!();
     let (own, other, bystander) = (stream(0), stream(0), stream(0));
     for has_limit in [true, false] {
         let pool = if has_limit { reserved() } else { builder().reserve(RESERVE).build().unwrap() };
@@ -132,7 +118,7 @@ fn what_one_stream_freed_serves_another_once_its_work_is_done() {
 
 #[test]
 fn it_is_refused_at_once_where_there_is_not_enough() {
-    host!();
+    memory!();
     let stream = stream(0);
     let held = empty(MEMORY - RESERVE + 2 * MIB, &stream).unwrap();
     let before = (used(0), memory_stats(device(0)).unwrap().pools);
@@ -151,12 +137,11 @@ fn it_is_refused_at_once_where_there_is_not_enough() {
     let held = std::sync::Mutex::new(Some(empty(900 * MIB, &stream).unwrap()));
     let callback = on_oom(move |_, bytes| bytes == RESERVE && held.lock().unwrap().take().is_some());
     drop((builder().reserve(RESERVE).build().unwrap(), callback));
-    assert_all_back();
 }
 
 #[test]
 fn what_cannot_be_reserved_says_why() {
-    host!();
+    memory!();
     let refused = |builder: MemPoolBuilder, word: &str| {
         let error = builder.reserve(RESERVE).build().expect_err("it cannot be reserved");
         assert!(matches!(error.kind(), ErrorKind::InvalidValue(_)) && error.to_string().contains(word), "{error}");
@@ -164,15 +149,14 @@ fn what_cannot_be_reserved_says_why() {
     refused(builder().limit(RESERVE - 1), "limit");
     refused(builder().no_split(true), "no_split");
     refused(builder().segments(true), "segments");
-    assert_all_back();
 }
 
 #[test]
 fn blocks_outlive_the_pool_and_the_rest_goes() {
-    host!();
+    memory!();
     let (own, other) = (stream(0), stream(0));
     let pool = reserved();
-    let (first, middle) = (empty_in(&pool, MIB, &own).unwrap(), empty_in(&pool, 130 * MIB, &other).unwrap());
+    let (_first, middle) = (empty_in(&pool, MIB, &own).unwrap(), empty_in(&pool, 130 * MIB, &other).unwrap());
     drop(middle);
     drop(pool);
     complete_all().unwrap();
@@ -181,13 +165,11 @@ fn blocks_outlive_the_pool_and_the_rest_goes() {
     assert_eq!(used(0), 128 * MIB);
     let theirs = stream(0);
     on_thread(move || drop(empty(MEMORY - 128 * MIB, &theirs).unwrap()));
-    drop(first);
-    assert_all_back();
 }
 
 #[test]
 fn a_pool_that_ends_with_its_thread_gives_it_back_later() {
-    host!();
+    memory!();
     let own = stream(0);
     on_thread(move || {
         thread_local!(static LEFT: std::cell::RefCell<Option<(MemPool, DeviceBuffer)>> = const { std::cell::RefCell::new(None) });
@@ -195,59 +177,31 @@ fn a_pool_that_ends_with_its_thread_gives_it_back_later() {
         let block = empty_in(&pool, MIB, &own).unwrap();
         LEFT.set(Some((pool, block)));
     });
-    assert_all_back();
 }
 
 #[test]
 fn a_graphs_memory_comes_from_it_and_is_the_graphs_until_its_reset() {
-    host!();
+    memory!();
     let (captured, other) = (stream(0), stream(0));
     let pool = reserved();
-    let before = driver_calls();
+    let before = memory_calls();
     let scope = pool.capture(&captured).unwrap();
     begin_capture(&captured, CaptureMode::Global).unwrap();
     drop(empty(200 * MIB, &captured).unwrap());
     end_capture(&captured).unwrap();
     let graph = scope.end().unwrap();
-    assert_eq!(driver_calls(), before);
+    assert_eq!(memory_calls(), before);
     pool.trim().unwrap();
     for stream in [&captured, &other] {
         out_of_memory(empty_in(&pool, 100 * MIB, stream));
     }
     graph.reset();
     drop(empty_in(&pool, RESERVE, &other).unwrap());
-    drop(pool);
-    assert_all_back();
-}
-
-#[test]
-fn threads_take_and_give_back_parts_of_it_at_once() {
-    host!();
-    let pool = reserved();
-    let threads: Vec<_> = (0..4)
-        .map(|number: u64| {
-            let (token, own) = (pool.token(), stream(0));
-            std::thread::spawn(move || {
-                let _scope = token.enter().unwrap();
-                for round in 0..50 {
-                    let blocks =
-                        [(number + round) % 3 * 5 * MIB + 1, 20 * MIB, 300].map(|bytes| empty(bytes, &own).unwrap());
-                    submit(&own).unwrap();
-                    drop(blocks);
-                }
-            })
-        })
-        .collect();
-    threads.into_iter().for_each(|thread| thread.join().unwrap());
-    assert_eq!(pool.stats().unwrap().live_blocks, 0);
-    drop(empty_in(&pool, RESERVE, &stream(0)).unwrap());
-    drop(pool);
-    assert_all_back();
 }
 
 #[test]
 fn a_pool_with_a_reserve_that_helps_others_lends_blocks_and_keeps_its_pages() {
-    host!();
+    memory!();
     let own = stream(0);
     let helper = builder().reserve(RESERVE).limit(RESERVE).use_on_oom(true).build().unwrap();
     drop(empty_in(&helper, RESERVE, &own).unwrap());
@@ -256,13 +210,11 @@ fn a_pool_with_a_reserve_that_helps_others_lends_blocks_and_keeps_its_pages() {
     assert_eq!((found.pool_id(), held.pool_id()), (helper.id(), PoolId::NONE));
     drop(found);
     drop(empty_in(&helper, RESERVE, &own).unwrap());
-    drop((held, helper));
-    assert_all_back();
 }
 
 #[test]
 fn memory_of_a_stream_that_is_gone_is_the_pools_again() {
-    host!();
+    memory!();
     let pool = reserved();
     for _ in 0..100 {
         let gone = stream(0);
@@ -270,33 +222,11 @@ fn memory_of_a_stream_that_is_gone_is_the_pools_again() {
         drop(empty_in(&pool, RESERVE / 2, &gone).unwrap());
     }
     drop(empty_in(&pool, RESERVE, &stream(0)).unwrap());
-    drop(pool);
-    assert_all_back();
-}
-
-/// Nothing takes a peer's access back: this changes the device for the tests after it, none of which asks about peers.
-#[test]
-fn peers_reach_what_is_reserved_before_and_after() {
-    host!();
-    let own = stream(0);
-    let early = reserved();
-    let block = empty_in(&early, 100 * MIB, &own).unwrap();
-    let start = empty_in(&early, RESERVE - 100 * MIB, &own).unwrap().ptr().min(block.ptr());
-    enable_peer_access(device(0), device(1)).unwrap();
-    let late = reserved();
-    let whole = empty_in(&late, RESERVE, &own).unwrap();
-    for start in [start, whole.ptr()] {
-        assert!(
-            (start..start + RESERVE).step_by(2 << 20).all(|at| accessible(at, device(1)) && accessible(at, device(0)))
-        );
-    }
-    drop((block, whole, early, late));
-    assert_all_back();
 }
 
 #[test]
 fn a_pool_that_is_closed_while_a_request_collects_its_reserve_leaves_nothing() {
-    host!();
+    memory!();
     let (own, other) = (stream(0), stream(0));
     let pool = Arc::new(reserved());
     drop(empty_in(&pool, RESERVE, &own).unwrap());
@@ -307,13 +237,11 @@ fn a_pool_that_is_closed_while_a_request_collects_its_reserve_leaves_nothing() {
     });
     let error = empty_in(&pool, RESERVE, &other).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::InvalidValue(_)), "{error}");
-    drop(pool);
-    assert_all_back();
 }
 
 #[test]
 fn a_pool_made_while_others_fill_the_device_gets_all_or_nothing() {
-    host!();
+    memory!();
     let is_over = Arc::new(AtomicBool::new(false));
     let fillers: Vec<_> = (0..2)
         .map(|_| {
@@ -333,5 +261,4 @@ fn a_pool_made_while_others_fill_the_device_gets_all_or_nothing() {
     }
     is_over.store(true, Ordering::Relaxed);
     fillers.into_iter().for_each(|thread| thread.join().unwrap());
-    assert_all_back();
 }

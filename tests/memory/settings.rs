@@ -6,7 +6,7 @@ use gpupool::{Device, Recording, StackContext, enable_peer_access, on_oom, oom_c
 
 #[test]
 fn the_limit_of_all_devices() {
-    host!();
+    memory!();
     assert_eq!(memory_limit().unwrap(), MemoryLimit::default());
     let limit = MemoryLimit { fraction: Some(0.5), bytes: Some(1 << 20) };
     let former = set_memory_limit(limit).unwrap();
@@ -21,7 +21,7 @@ fn frees_nothing(_: Device, _: u64) -> bool {
 
 #[test]
 fn the_callbacks_in_the_order_in_which_they_are_called() {
-    host!();
+    memory!();
     let (first, second) = (on_oom(frees_nothing), on_oom(|_, _| true));
     let names = oom_callbacks().unwrap();
     assert!(names[0].ends_with("frees_nothing") && names[1].ends_with("{{closure}}"), "{names:?}");
@@ -33,7 +33,7 @@ fn the_callbacks_in_the_order_in_which_they_are_called() {
 
 #[test]
 fn what_is_recorded() {
-    host!();
+    memory!();
     assert!(Recording::running().unwrap().is_none());
     let wanted = Recording::new().events(false).context(StackContext::Alloc).max_entries(77);
     wanted.skip([MemoryAction::Alloc]).start().unwrap();
@@ -46,7 +46,7 @@ fn what_is_recorded() {
 
 #[test]
 fn peers_of_a_device() {
-    host!();
+    memory!();
     assert_eq!(peers(device(0)).unwrap(), []);
     enable_peer_access(device(0), device(1)).unwrap();
     assert_eq!((peers(device(0)).unwrap(), peers(device(1)).unwrap()), (vec![device(1)], vec![]));

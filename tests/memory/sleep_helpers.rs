@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use crate::common::memory::{MIB, PAGE, assert_all_back, empty_in};
+use crate::common::memory::{MIB, PAGE, assert_all_back, assert_consists_of, empty_in, pool};
 use crate::common::{device, on_thread, stream};
 use gpupool::memory::deallocate;
 use gpupool::runtime::host::{Call, before_call, clear_before_call, complete_all, submit};
@@ -51,34 +51,11 @@ fn assert_usable(block: &DeviceBuffer, stream: &Stream) {
     assert_consists_of(block, 7, stream);
 }
 
-#[track_caller]
-fn assert_consists_of(block: &DeviceBuffer, byte: u8, stream: &Stream) {
-    let mut found = vec![0; block.nbytes() as usize];
-    block.copy_to(&mut found, stream).unwrap();
-    assert!(found.iter().all(|found| *found == byte), "{} instead of {byte}", found[0]);
-}
-
-#[test]
-fn a_block_that_serves_another_pool_keeps_its_pool_awake() {
-    host!(1, PAGE);
-    let own = stream(0);
-    let (helper, kept) = helper(&own);
-    let block = served(&helper, MIB / 2, &own);
-    let error = refused(helper.sleep(Backup::Host));
-    for word in [&helper.id().to_string(), "1 of its blocks", &format!("{:#x}", block.ptr()), "gpupool.sleep(0)"] {
-        assert!(error.contains(word), "{word} in {error}");
-    }
-    assert!(!helper.is_asleep());
-    assert_usable(&block, &own);
-    drop(block);
-    end(helper, kept);
-}
-
 #[test]
 fn blocks_of_every_size_on_every_stream_are_counted_where_they_lie() {
-    host!(1, PAGE);
+    memory!(1, PAGE);
     let (own, other) = (stream(0), stream(0));
-    let (helper, kept) = helper(&own);
+    let (helper, _kept) = helper(&own);
     let sizes = [300, 64 << 10, 100_000, MIB / 2];
     let blocks: Vec<_> = sizes.iter().flat_map(|&bytes| [&own, &other].map(|on| (bytes, on))).collect();
     for (bytes, on) in blocks {
@@ -88,7 +65,9 @@ fn blocks_of_every_size_on_every_stream_are_counted_where_they_lie() {
         for backup in [Backup::Host, Backup::None] {
             let error = refused(helper.sleep(backup));
             let first = blocks.iter().map(DeviceBuffer::ptr).min().unwrap();
-            assert!(error.contains("2 of its blocks") && error.contains(&format!("{first:#x}")), "{error}");
+            for word in [&helper.id().to_string(), "2 of its blocks", &format!("{first:#x}"), "gpupool.sleep(0)"] {
+                assert!(error.contains(word), "{word} in {error}");
+            }
         }
         blocks.iter().for_each(|block| assert_usable(block, on));
         drop(blocks);
@@ -97,16 +76,14 @@ fn blocks_of_every_size_on_every_stream_are_counted_where_they_lie() {
         assert_eq!((helper.sleep(Backup::Host).unwrap(), helper.wake().unwrap()), (PAGE, PAGE));
         assert_eq!(helper.stats().unwrap().live_blocks, 1);
     }
-    drop((kept, helper));
-    assert_all_back();
 }
 
 #[test]
 fn a_private_pools_block_is_as_much_anothers() {
-    host!(1, PAGE);
+    memory!(1, PAGE);
     let own = stream(0);
     let (helper, kept) = helper(&own);
-    let asker = MemPool::builder().device(device(0)).build().unwrap();
+    let asker = pool();
     let block = empty_in(&asker, MIB / 2, &own).unwrap();
     assert_eq!(block.pool_id(), helper.id());
     refused(helper.sleep(Backup::Host));
@@ -119,9 +96,9 @@ fn a_private_pools_block_is_as_much_anothers() {
 
 #[test]
 fn however_it_is_freed_the_pool_may_sleep_then() {
-    host!(1, PAGE);
+    memory!(1, PAGE);
     let (own, other) = (stream(0), stream(0));
-    let (helper, kept) = helper(&own);
+    let (helper, _kept) = helper(&own);
     let frees: [fn(DeviceBuffer, &Stream); 6] = [
         |block, _| drop(block),
         // SAFETY: nothing else has the block.
@@ -152,13 +129,11 @@ fn however_it_is_freed_the_pool_may_sleep_then() {
             complete_all().unwrap();
         }
     }
-    drop((kept, helper));
-    assert_all_back();
 }
 
 #[test]
 fn a_pool_that_is_closed_sleeps_no_sooner() {
-    host!(1, PAGE);
+    memory!(1, PAGE);
     let own = stream(0);
     let (helper, kept) = helper(&own);
     let block = served(&helper, MIB / 2, &own);
@@ -171,26 +146,24 @@ fn a_pool_that_is_closed_sleeps_no_sooner() {
 
 #[test]
 fn a_reserve_that_serves_another_pool_stays_there() {
-    host!(1, 2 * PAGE);
+    memory!(1, 2 * PAGE);
     let own = stream(0);
     let helper = builder().reserve(PAGE).build().unwrap();
     drop(empty_in(&helper, PAGE, &own).unwrap());
-    let held = empty(PAGE, &own).unwrap();
+    let _held = empty(PAGE, &own).unwrap();
     let block = served(&helper, PAGE, &own);
     refused(helper.sleep(Backup::None));
     assert_usable(&block, &own);
     drop(block);
     assert_eq!(helper.sleep(Backup::None).unwrap(), PAGE);
-    drop((held, helper));
-    assert_all_back();
 }
 
 /// Who puts the whole device to sleep has asked for all that is on it.
 #[test]
 fn a_whole_device_sleeps_whoever_has_its_blocks() {
-    host!(1, PAGE);
+    memory!(1, PAGE);
     let own = stream(0);
-    let (helper, kept) = helper(&own);
+    let (helper, _kept) = helper(&own);
     let block = served(&helper, MIB / 2, &own);
     block.fill(3, &own).unwrap();
     assert_eq!(gpupool::sleep(device(0), Backup::Host).unwrap(), PAGE);
@@ -202,16 +175,14 @@ fn a_whole_device_sleeps_whoever_has_its_blocks() {
     assert_eq!(gpupool::wake(device(0)).unwrap(), PAGE);
     assert_consists_of(&block, 3, &own);
     refused(helper.sleep(Backup::Host));
-    drop((block, kept, helper));
-    assert_all_back();
 }
 
 /// A request that has taken a block and waits for the work of its stream so far.
 #[test]
 fn a_block_counts_from_when_it_is_taken() {
-    host!(1, PAGE);
+    memory!(1, PAGE);
     let (own, other) = (stream(0), stream(0));
-    let (helper, kept) = helper(&own);
+    let (helper, _kept) = helper(&own);
     let helper = Arc::new(helper);
     let met: Arc<Mutex<Option<std::result::Result<u64, Error>>>> = Arc::default();
     submit(&own).unwrap();
@@ -224,6 +195,4 @@ fn a_block_counts_from_when_it_is_taken() {
     assert_eq!(clear_before_call(), 0);
     refused(met.lock().unwrap().take().expect("an event was recorded"));
     assert_usable(&block, &other);
-    drop((block, kept, helper));
-    assert_all_back();
 }

@@ -4,7 +4,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
-use crate::common::memory::{MIB, assert_all_back, empty_in, used};
+use crate::common::memory::{MIB, assert_all_back, builder, empty_in, pool, used};
 use crate::common::{device, stream};
 use gpupool::runtime::host::{Call, Fault, before_call, clear_before_call, clear_faults, complete_all, inject};
 use gpupool::{
@@ -61,7 +61,7 @@ struct Scene {
 
 impl Scene {
     fn new(reserve: u64) -> Self {
-        let pool = Arc::new(MemPool::builder().device(device(0)).reserve(reserve).build().unwrap());
+        let pool = Arc::new(builder().reserve(reserve).build().unwrap());
         let own = stream(0);
         let mut blocks: Vec<_> = SIZES.iter().map(|bytes| empty_in(&pool, *bytes, &own).unwrap()).collect();
         // Free memory beside what is live.
@@ -220,19 +220,18 @@ const CALLS: [Call; 9] = [
 
 #[test]
 fn a_pool_meets_other_threads_at_each_call_of_a_sleep_and_a_waking() {
-    host!();
+    memory!();
     for (number, call) in CALLS.into_iter().enumerate() {
         for (place, meeting) in MEETINGS.into_iter().enumerate() {
             // Half of them with a reserve.
             meet_at(call, meeting, (number + place) as u64 % 2 * 8 * MIB, None);
         }
     }
-    assert_all_back();
 }
 
 #[test]
 fn a_pool_meets_other_threads_at_each_call_of_a_sleep_that_is_refused() {
-    host!();
+    memory!();
     let refusals = [(Call::CopyToHost, 2), (Call::MemoryUnmap, 1), (Call::ExtentRelease, 1)];
     for (number, call) in CALLS.into_iter().enumerate() {
         for (place, meeting) in MEETINGS.into_iter().enumerate() {
@@ -242,14 +241,13 @@ fn a_pool_meets_other_threads_at_each_call_of_a_sleep_that_is_refused() {
             meet_at(call, meeting, 8 * MIB, Some(fault));
         }
     }
-    assert_all_back();
 }
 
 /// A pool in which a request is about to call the driver, and what the request asks for.
 type Prepared = (Arc<MemPool>, Vec<DeviceBuffer>, gpupool::Stream, u64);
 
 fn plain() -> Prepared {
-    let (pool, own) = (Arc::new(MemPool::builder().device(device(0)).build().unwrap()), stream(0));
+    let (pool, own) = (Arc::new(pool()), stream(0));
     let blocks = vec![empty_in(&pool, 100, &own).unwrap()];
     // Free pages, to be moved to where the request is.
     drop(empty_in(&pool, 4 * MIB, &stream(0)).unwrap());
@@ -257,7 +255,7 @@ fn plain() -> Prepared {
 }
 
 fn with_reserve() -> Prepared {
-    let (pool, own) = (Arc::new(MemPool::builder().device(device(0)).reserve(8 * MIB).build().unwrap()), stream(0));
+    let (pool, own) = (Arc::new(builder().reserve(8 * MIB).build().unwrap()), stream(0));
     let blocks = vec![empty_in(&pool, 3 * MIB, &own).unwrap()];
     drop(empty_in(&pool, 4 * MIB, &stream(0)).unwrap());
     (pool, blocks, own, 4 * MIB)
@@ -265,7 +263,7 @@ fn with_reserve() -> Prepared {
 
 /// One with so many streams that they share slabs.
 fn with_many_streams() -> Prepared {
-    let pool = Arc::new(MemPool::builder().device(device(0)).build().unwrap());
+    let pool = Arc::new(pool());
     let blocks = (0..40).map(|_| empty_in(&pool, 3000, &stream(0)).unwrap()).collect();
     (pool, blocks, stream(0), 5000)
 }
@@ -279,7 +277,7 @@ fn with_empty_slabs() -> Prepared {
 
 /// One with a reserve, all of which is used, and one stream fewer than have them share slabs from now on.
 fn with_one_stream_too_few() -> Prepared {
-    let pool = Arc::new(MemPool::builder().device(device(0)).reserve(2 * MIB).build().unwrap());
+    let pool = Arc::new(builder().reserve(2 * MIB).build().unwrap());
     let streams: Vec<_> = (0..16).map(|_| stream(0)).collect();
     let blocks = streams.iter().map(|stream| empty_in(&pool, 3000, stream).unwrap()).collect();
     (pool, blocks, stream(0), 5000)
@@ -287,7 +285,7 @@ fn with_one_stream_too_few() -> Prepared {
 
 #[test]
 fn a_request_at_each_call_that_it_makes_finds_the_pool_awake_or_is_refused() {
-    host!();
+    memory!();
     for (number, prepare) in
         [plain, with_reserve, with_many_streams, with_empty_slabs, with_one_stream_too_few].into_iter().enumerate()
     {

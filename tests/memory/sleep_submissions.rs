@@ -4,41 +4,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use crate::common::memory::{MIB, assert_all_back, empty_in};
-use crate::common::{device, stream, turns, wait_until};
+use crate::common::memory::{MIB, assert_consists_of, empty_in, is_asleep, pool};
+use crate::common::{device, log_to, stream, turns, wait_until};
 use gpupool::runtime::host::{Call, before_call, begin_capture, end_capture};
-use gpupool::{
-    Backup, CaptureMode, DeviceBuffer, Error, ErrorKind, MemPool, Result, Stream, empty_pinned, enable_peer_access,
-};
+use gpupool::{Backup, CaptureMode, MemPool, Result, empty_pinned, enable_peer_access};
 
 /// Whether a pool was said to wait for submissions.
 static WAITS: AtomicBool = AtomicBool::new(false);
 
-struct Waits;
-
-impl log::Log for Waits {
-    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
-        true
+fn note_wait(record: &log::Record<'_>) {
+    if record.args().to_string().contains("is just being submitted") {
+        WAITS.store(true, Ordering::SeqCst);
     }
-
-    fn log(&self, record: &log::Record<'_>) {
-        if record.args().to_string().contains("is just being submitted") {
-            WAITS.store(true, Ordering::SeqCst);
-        }
-    }
-
-    fn flush(&self) {}
-}
-
-fn is_asleep(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::Asleep(_))
-}
-
-#[track_caller]
-fn assert_consists_of(block: &DeviceBuffer, byte: u8, stream: &Stream) {
-    let mut found = vec![0; block.nbytes() as usize];
-    block.copy_to(&mut found, stream).unwrap();
-    assert!(found == vec![byte; found.len()], "{} instead of {byte}", found[0]);
 }
 
 /// Has another thread put the pool to sleep when `submit` is about to call the driver, and returns what became of it once
@@ -60,12 +37,11 @@ fn submit_beside_sleep(pool: &Arc<MemPool>, call: Call, submit: impl FnOnce() ->
 
 #[test]
 fn what_is_just_being_submitted_is_done_before_the_memory_goes() {
-    host!();
-    log::set_logger(&Waits).unwrap();
-    log::set_max_level(log::LevelFilter::Debug);
+    memory!();
+    log_to(note_wait);
     enable_peer_access(device(0), device(1)).unwrap();
     let (own, other, far) = (stream(0), stream(0), stream(1));
-    let pool = Arc::new(MemPool::builder().device(device(0)).build().unwrap());
+    let pool = Arc::new(pool());
     let block = empty_in(&pool, 3 * MIB, &own).unwrap();
     let mut pinned = empty_pinned(3 * MIB, None).unwrap();
     for (number, stream) in (1..).zip([&own, &other, &far]) {
@@ -96,15 +72,13 @@ fn what_is_just_being_submitted_is_done_before_the_memory_goes() {
         assert!(found == vec![number + 20; 3 << 20]);
         pool.wake().unwrap();
     }
-    drop((block, pool, pinned));
-    assert_all_back();
 }
 
 #[test]
 fn what_comes_once_the_pool_falls_asleep_is_refused() {
-    host!();
+    memory!();
     let own = stream(0);
-    let pool = Arc::new(MemPool::builder().device(device(0)).build().unwrap());
+    let pool = Arc::new(pool());
     let block = Arc::new(empty_in(&pool, 3 * MIB, &own).unwrap());
     block.fill(5, &own).unwrap();
     let refused = Arc::new(AtomicU64::new(0));
@@ -128,17 +102,14 @@ fn what_comes_once_the_pool_falls_asleep_is_refused() {
     pool.wake().unwrap();
     assert_eq!(refused.load(Ordering::Relaxed), 7);
     assert_consists_of(&block, 5, &own);
-    drop((block, pool));
-    assert_all_back();
 }
 
 #[test]
 fn a_fill_that_a_capture_just_takes_has_the_pool_stay_awake() {
-    host!();
-    log::set_logger(&Waits).unwrap();
-    log::set_max_level(log::LevelFilter::Debug);
+    memory!();
+    log_to(note_wait);
     let (own, captured) = (stream(0), stream(0));
-    let pool = Arc::new(MemPool::builder().device(device(0)).build().unwrap());
+    let pool = Arc::new(pool());
     let block = empty_in(&pool, 3 * MIB, &own).unwrap();
     block.fill(5, &own).unwrap();
     let sleeper = Arc::new(Mutex::new(None));
@@ -158,14 +129,12 @@ fn a_fill_that_a_capture_just_takes_has_the_pool_stay_awake() {
     block.fill(6, &captured).unwrap();
     end_capture(&captured).unwrap();
     assert_consists_of(&block, 5, &own);
-    drop((block, pool));
-    assert_all_back();
 }
 
 #[test]
 fn many_fills_beside_sleep_are_refused_or_kept() {
-    host!();
-    let pool = MemPool::builder().device(device(0)).build().unwrap();
+    memory!();
+    let pool = pool();
     let is_over = AtomicBool::new(false);
     let (done, refused) = (AtomicU64::new(0), AtomicU64::new(0));
     thread::scope(|scope| {
@@ -217,6 +186,4 @@ fn many_fills_beside_sleep_are_refused_or_kept() {
             assert_consists_of(&block, last, &own);
         }
     });
-    drop(pool);
-    assert_all_back();
 }

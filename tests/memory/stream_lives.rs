@@ -3,11 +3,11 @@
 use std::sync::mpsc::channel;
 use std::thread;
 
-use crate::common::memory::{PAGE, assert_all_back};
+use crate::common::memory::{PAGE, assert_all_back, pool};
 use crate::common::{device, on_thread, stream, wait_until};
 use gpupool::runtime::StreamScope;
 use gpupool::runtime::host::{UsedBlock, complete_all, submit, submit_using};
-use gpupool::{CommitOptions, DeviceBuffer, MemPool, RawStream, Stream, attach, empty, empty_cache, memory_stats};
+use gpupool::{CommitOptions, DeviceBuffer, RawStream, Stream, attach, empty, empty_cache, memory_stats};
 
 /// The driver's answer, which is an error for a stream that was destroyed.
 fn is_alive(stream: RawStream) -> bool {
@@ -17,7 +17,7 @@ fn is_alive(stream: RawStream) -> bool {
 
 #[test]
 fn the_current_stream_outlives_its_scope_and_every_other_clone() {
-    host!();
+    memory!();
     let current = {
         let first = stream(0);
         let _scope = first.enter().unwrap();
@@ -37,13 +37,14 @@ fn the_current_stream_outlives_its_scope_and_every_other_clone() {
 
 #[test]
 fn a_scope_keeps_its_stream() {
-    host!();
+    memory!();
     let (first, raw) = (stream(0), Stream::raw);
     let scope = first.enter().unwrap();
     let address = raw(&first);
     drop(first);
     assert_eq!(Stream::current().unwrap().raw(), address);
     assert!(Stream::current().unwrap().query().unwrap());
+    on_thread(|| assert_eq!(Stream::current().unwrap().raw(), RawStream::LEGACY));
     drop(scope);
     assert!(!is_alive(address));
     assert_eq!(Stream::current().unwrap().raw(), RawStream::LEGACY);
@@ -57,7 +58,7 @@ unsafe impl Send for Moved {}
 
 #[test]
 fn a_scope_that_its_thread_has_not_ended_keeps_the_stream_until_the_next_scope_of_any_thread() {
-    host!();
+    memory!();
     let forgotten = on_thread(|| {
         let own = stream(0);
         std::mem::forget(own.enter().unwrap());
@@ -81,8 +82,8 @@ fn a_scope_that_its_thread_has_not_ended_keeps_the_stream_until_the_next_scope_o
 
 #[test]
 fn a_range_keeps_no_stream() {
-    host!();
-    let pool = MemPool::builder().device(device(0)).build().unwrap();
+    memory!();
+    let pool = pool();
     let range = pool.reserve_range(8 * PAGE, PAGE).unwrap();
     let (first, pinned_on) = (stream(0), stream(0));
     let raws = [first.raw(), pinned_on.raw()];
@@ -96,13 +97,11 @@ fn a_range_keeps_no_stream() {
     // What they have submitted is waited for all the same: the simulated device ends the process if the page goes before.
     range.decommit(&[0, 1], None).unwrap();
     assert_eq!(pool.trim().unwrap(), 2 * PAGE);
-    drop((range, pool));
-    assert_all_back();
 }
 
 #[test]
 fn scopes_that_end_in_any_order_leave_the_innermost_of_the_rest_current() {
-    host!();
+    memory!();
     for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
         for ordinals in [[0, 0, 0], [0, 1, 0], [1, 0, 1], [1, 1, 0], [1, 0, 0]] {
             // Each is held by its scope alone.
@@ -131,7 +130,7 @@ fn scopes_that_end_in_any_order_leave_the_innermost_of_the_rest_current() {
 
 #[test]
 fn the_stream_of_a_buffer_outlives_both() {
-    host!();
+    memory!();
     for bytes in [0, 512, 5 << 20] {
         let of_buffer = {
             let own = stream(0);
@@ -157,8 +156,6 @@ fn the_stream_of_a_buffer_outlives_both() {
     });
     assert_all_back_but_streams();
     assert!(of_attached.query().unwrap());
-    drop(of_attached);
-    assert_all_back();
 }
 
 /// Everything goes back, and requests on new streams end the caches of those that nothing has.

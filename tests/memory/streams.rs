@@ -1,133 +1,20 @@
 //! Streams and threads come and go, and leave nothing behind.
 
-use crate::common::memory::reserved;
-use crate::common::{device, on_thread, stream};
-use gpupool::memory::{empty_cache, memory_stats};
-use gpupool::runtime::host::{
-    begin_capture, complete, complete_all, create_stream, destroy_stream, end_capture, submit,
-};
-use gpupool::{CaptureMode, DeviceBuffer, MemPool, Stream, empty};
+use crate::common::memory::{foreign, reserved};
+use crate::common::{device, stream};
+use gpupool::memory::memory_stats;
+use gpupool::runtime::host::{begin_capture, complete, complete_all, destroy_stream, end_capture, submit};
+use gpupool::{CaptureMode, Stream, empty};
 
 #[test]
 fn memory_of_streams_that_were_dropped_is_used_by_others() {
-    host!();
+    memory!();
     for _ in 0..200 {
         let stream = stream(0);
         drop(empty(20 << 20, &stream).unwrap());
     }
     // Two generations at most: one is given back when the next is made.
     assert!(reserved() <= 64 << 20, "{}", reserved());
-    empty_cache().unwrap();
-    assert_eq!(reserved(), 0);
-}
-
-#[test]
-fn a_buffer_outlives_its_stream() {
-    host!();
-    let buffers: Vec<DeviceBuffer> = (0..20).map(|_| empty(1 << 20, &stream(0)).unwrap()).collect();
-    let addresses: std::collections::HashSet<u64> = buffers.iter().map(DeviceBuffer::ptr).collect();
-    assert_eq!(addresses.len(), 20);
-    drop(buffers);
-    empty_cache().unwrap();
-    assert_eq!(reserved(), 0);
-}
-
-#[test]
-fn a_thread_takes_over_the_memory_of_one_that_ended() {
-    host!();
-    let stream = stream(0);
-    for _ in 0..50 {
-        let stream = stream.clone();
-        on_thread(move || drop(empty(4 << 20, &stream).unwrap()));
-    }
-    assert!(reserved() <= 8 << 20, "{}", reserved());
-    empty_cache().unwrap();
-}
-
-#[test]
-fn pages_of_a_thread_that_waits_serve_others_once_another_thread_has_freed_them() {
-    host!();
-    let pool = MemPool::builder().device(device(0)).build().unwrap();
-    let (scope, stream) = (pool.enter().unwrap(), stream(0));
-    let (token, other) = (pool.token(), stream.clone());
-    let (sender, receiver) = std::sync::mpsc::channel();
-    let end = std::sync::Arc::new(std::sync::Barrier::new(2));
-    let waits = std::sync::Arc::clone(&end);
-    let thread = std::thread::spawn(move || {
-        let _scope = token.enter().unwrap();
-        for bytes in [64 << 20, 32 << 20] {
-            sender.send(empty(bytes, &other).unwrap()).unwrap();
-            waits.wait();
-        }
-    });
-    for _ in 0..2 {
-        let buffer = receiver.recv().unwrap();
-        let before = pool.stats().unwrap().reserved_bytes;
-        drop(buffer);
-        // Whole extents, and not all of them, since both threads work in the pool.
-        drop(empty(16 << 20, &stream).unwrap());
-        assert_eq!(pool.stats().unwrap().reserved_bytes, before);
-        end.wait();
-    }
-    thread.join().unwrap();
-    drop((scope, pool));
-    empty_cache().unwrap();
-}
-
-#[test]
-fn pools_made_and_dropped_by_one_thread_leave_nothing() {
-    host!();
-    let stream = stream(0);
-    let kept = empty(1 << 20, &stream).unwrap();
-    for _ in 0..100 {
-        let pool = MemPool::builder().device(device(0)).build().unwrap();
-        let scope = pool.enter().unwrap();
-        drop(empty(3 << 20, &stream).unwrap());
-        drop(scope);
-    }
-    assert_eq!(memory_stats(device(0)).unwrap().pools, 1);
-    drop(kept);
-    empty_cache().unwrap();
-    assert_eq!(reserved(), 0);
-}
-
-#[test]
-fn blocks_of_every_size_come_back_from_other_streams_and_threads() {
-    host!();
-    let (first, second) = (stream(0), stream(0));
-    for bytes in [512, 90 << 10, 1 << 20, (3 << 20) + 512, 24 << 20] {
-        let (recorded, sent) = (empty(bytes, &first).unwrap(), empty(bytes, &first).unwrap());
-        recorded.record_stream(&second).unwrap();
-        drop(recorded);
-        empty(bytes, &first).unwrap().free_on(&second).unwrap();
-        on_thread(move || drop(sent));
-    }
-    empty_cache().unwrap();
-    let stats = memory_stats(device(0)).unwrap().total;
-    assert_eq!((stats.live_blocks, stats.waiting_blocks, stats.reserved_bytes), (0, 0, 0), "{stats:?}");
-}
-
-#[test]
-fn the_peak_counts_what_lived_at_once_on_all_streams() {
-    host!();
-    let pool = MemPool::builder().device(device(0)).build().unwrap();
-    let scope = pool.enter().unwrap();
-    for _ in 0..50 {
-        let (first, second) = (stream(0), stream(0));
-        drop((empty(10 << 20, &first).unwrap(), empty(10 << 20, &second).unwrap()));
-    }
-    drop(empty(512, &stream(0)).unwrap());
-    // Neither forgotten with the streams nor added up over them.
-    assert_eq!(pool.stats().unwrap().peak_live_bytes, 20 << 20);
-    drop((scope, pool));
-    empty_cache().unwrap();
-}
-
-/// A stream of somebody else's, as a call that names it sees it.
-fn foreign() -> Stream {
-    let raw = create_stream(device(0)).unwrap();
-    // SAFETY: a simulated stream can be asked for also when it is gone.
-    unsafe { Stream::from_raw_on(raw.as_ptr(), device(0)) }.unwrap()
 }
 
 /// Two foreign streams, one of which knows that the other looks for memory.
@@ -141,7 +28,7 @@ fn two_that_share() -> (Stream, Stream) {
 
 #[test]
 fn a_foreign_stream_for_each_piece_of_work_takes_the_memory_of_those_before() {
-    host!();
+    memory!();
     for _ in 0..50 {
         let stream = foreign();
         let small = empty(1 << 10, &stream).unwrap();
@@ -156,13 +43,11 @@ fn a_foreign_stream_for_each_piece_of_work_takes_the_memory_of_those_before() {
     }
     // The first did not know that others would look.
     assert!(reserved() <= (2 * 28) << 20, "{}", reserved());
-    empty_cache().unwrap();
-    assert_eq!(reserved(), 0);
 }
 
 #[test]
 fn memory_freed_on_a_foreign_stream_serves_others_once_its_work_is_done() {
-    host!();
+    memory!();
     let (first, second) = two_that_share();
     let buffer = empty(40 << 20, &first).unwrap();
     let work = submit(&first).unwrap();
@@ -175,29 +60,11 @@ fn memory_freed_on_a_foreign_stream_serves_others_once_its_work_is_done() {
     let before = reserved();
     drop(empty(60 << 20, &second).unwrap());
     assert_eq!(reserved(), before);
-    empty_cache().unwrap();
-}
-
-#[test]
-fn what_a_foreign_stream_used_since_is_not_lent() {
-    host!();
-    let (first, second) = two_that_share();
-    let (named, dropped) = (empty(20 << 20, &first).unwrap(), empty(20 << 20, &first).unwrap());
-    named.free_on(&first).unwrap();
-    let before = reserved();
-    // Nobody names the stream any more when its work on this block is freed.
-    let work = submit(&first).unwrap();
-    drop(dropped);
-    let beside = empty(30 << 20, &second).unwrap();
-    assert!(reserved() > before, "pages moved while their stream was at work");
-    drop(beside);
-    complete(&first, work).unwrap();
-    empty_cache().unwrap();
 }
 
 #[test]
 fn a_captured_foreign_stream_lends_nothing() {
-    host!();
+    memory!();
     let (first, second) = two_that_share();
     let buffer = empty(20 << 20, &first).unwrap();
     begin_capture(&first, CaptureMode::Relaxed).unwrap();
@@ -206,7 +73,6 @@ fn a_captured_foreign_stream_lends_nothing() {
     drop(empty(16 << 20, &second).unwrap());
     assert!(reserved() > before);
     end_capture(&first).expect("nothing spoils the capture");
-    empty_cache().unwrap();
 }
 
 /// Work on two streams in turn, each of which takes all that the other has free. Returns the driver's calls.
@@ -220,7 +86,7 @@ fn in_turn(streams: &[Stream; 2], turns: usize) -> u64 {
 
 #[test]
 fn streams_that_take_turns_have_each_others_memory_where_it_stands() {
-    host!();
+    memory!();
     let streams = [stream(0), stream(0)];
     in_turn(&streams, 1);
     let had = reserved();
@@ -233,5 +99,4 @@ fn streams_that_take_turns_have_each_others_memory_where_it_stands() {
     assert!(reserved() > had, "memory of a stream at work went to another");
     drop(beside);
     complete(&streams[0], work).unwrap();
-    empty_cache().unwrap();
 }

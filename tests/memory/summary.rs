@@ -1,5 +1,6 @@
 //! The summary: every byte that the driver says is used is somebody's, and once only.
 
+use crate::common::memory::{MIB, builder};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Barrier, mpsc};
@@ -11,11 +12,9 @@ use gpupool::memory::feed;
 use gpupool::runtime::host::{Call, Fault, clear_faults, complete_all, inject, submit};
 use gpupool::runtime::{self, BoundDevice};
 use gpupool::{
-    ErrorKind, HandlePool, HandleStats, MemPool, MemorySummary, PoolId, PoolSummary, Pooled, Simulated, StatusKind,
-    Stream, devices_in_use, empty, empty_cache, memory_stats, memory_summary, reset_peak_stats,
+    ErrorKind, HandlePool, HandleStats, MemorySummary, PoolId, PoolSummary, Pooled, Simulated, StatusKind, Stream,
+    devices_in_use, empty, empty_cache, memory_stats, memory_summary, reset_peak_stats,
 };
-
-const MIB: u64 = 1 << 20;
 
 fn summary() -> MemorySummary {
     memory_summary(device(0)).unwrap()
@@ -54,12 +53,12 @@ fn others(summary: &MemorySummary) -> u64 {
 
 #[test]
 fn every_used_byte_is_a_pools_a_handles_a_workspaces_or_anothers() {
-    host!();
+    memory!();
     // Handles that other tests left idle have no workspace.
     Simulated::pool().trim(None).unwrap();
     let (one, two) = (stream(0), stream(0));
-    let pool = MemPool::builder().device(device(0)).build().unwrap();
-    let segments = MemPool::builder().device(device(0)).segments(true).limit(64 * MIB).build().unwrap();
+    let pool = builder().build().unwrap();
+    let segments = builder().segments(true).limit(64 * MIB).build().unwrap();
     let mut buffers = vec![empty(3 * MIB, &one).unwrap(), empty(700, &two).unwrap()];
     for pool in [&pool, &segments] {
         let _scope = pool.enter().unwrap();
@@ -94,9 +93,9 @@ fn every_used_byte_is_a_pools_a_handles_a_workspaces_or_anothers() {
 
 #[test]
 fn what_goes_back_once_the_gpu_is_done_is_neither_live_nor_cached() {
-    host!();
+    memory!();
     let stream = stream(0);
-    let pool = MemPool::builder().device(device(0)).build().unwrap();
+    let pool = builder().build().unwrap();
     let buffer = {
         let _scope = pool.enter().unwrap();
         empty(8 * MIB, &stream).unwrap()
@@ -122,9 +121,9 @@ fn what_goes_back_once_the_gpu_is_done_is_neither_live_nor_cached() {
 
 #[test]
 fn a_dropped_pool_is_reported_as_long_as_it_has_blocks() {
-    host!();
+    memory!();
     let stream = stream(0);
-    let pool = MemPool::builder().device(device(0)).build().unwrap();
+    let pool = builder().build().unwrap();
     let id = pool.id();
     let buffer = {
         let _scope = pool.enter().unwrap();
@@ -141,9 +140,9 @@ fn a_dropped_pool_is_reported_as_long_as_it_has_blocks() {
 
 #[test]
 fn each_stream_has_its_part_and_the_largest_comes_first() {
-    host!();
+    memory!();
     let (small, large) = (stream(0), stream(0));
-    let pool = MemPool::builder().device(device(0)).build().unwrap();
+    let pool = builder().build().unwrap();
     let scope = pool.enter().unwrap();
     let first = empty(MIB, &small).unwrap();
     let other = on_thread({
@@ -173,7 +172,7 @@ fn each_stream_has_its_part_and_the_largest_comes_first() {
 
 #[test]
 fn counters_do_not_go_back_when_pools_go() {
-    host!();
+    memory!();
     let stream = stream(0);
     let counts = || {
         let total = memory_stats(device(0)).unwrap().total;
@@ -182,7 +181,7 @@ fn counters_do_not_go_back_when_pools_go() {
     drop(empty(64, &stream).unwrap());
     let (allocations, frees) = counts();
     for round in 1..=20 {
-        let pool = MemPool::builder().device(device(0)).build().unwrap();
+        let pool = builder().build().unwrap();
         let scope = pool.enter().unwrap();
         drop((empty(64, &stream).unwrap(), empty(MIB, &stream).unwrap()));
         drop((scope, pool));
@@ -192,20 +191,19 @@ fn counters_do_not_go_back_when_pools_go() {
 
 #[test]
 fn a_driver_that_does_not_answer_leaves_the_rest_to_be_reported() {
-    host!();
-    let buffer = empty(MIB, &stream(0)).unwrap();
+    memory!();
+    let _buffer = empty(MIB, &stream(0)).unwrap();
     inject(Fault { call: Call::MemoryInfo, kind: StatusKind::Other, after: 0, times: 1 });
     let found = summary();
     clear_faults();
     assert!(found.info.as_ref().is_err_and(|error| error.to_string().contains("MemoryInfo")), "{found:?}");
     assert_eq!(found.other_bytes(), None);
     assert!(found.memory.total.live_bytes >= MIB);
-    drop(buffer);
 }
 
 #[test]
 fn others_are_never_negative() {
-    host!();
+    memory!();
     let pool = pool();
     drop(pool.lease(&stream(0)).unwrap());
     // The next handle takes less than the last one measured, which is what is taken for its size.
@@ -233,8 +231,8 @@ fn devices_in_use_are_those_with_memory_or_handles() {
 
 #[test]
 fn a_summary_adds_up_while_threads_allocate_and_free() {
-    host!();
-    let pool = MemPool::builder().device(device(0)).build().unwrap();
+    memory!();
+    let pool = builder().build().unwrap();
     let is_over = Arc::new(AtomicBool::new(false));
     let (sender, receiver) = mpsc::sync_channel(16);
     let threads: Vec<_> = (0..4)
@@ -313,7 +311,7 @@ fn the_peak_of_handles_is_how_many_were_in_use_at_once() {
 
 #[test]
 fn peaks_of_handles_begin_anew_from_what_is_in_use() {
-    host!();
+    memory!();
     let (pool, one) = (pool(), stream(0));
     drop([(); 5].map(|()| pool.lease(&one).unwrap()));
     let kept = [(); 2].map(|()| pool.lease(&one).unwrap());
@@ -361,11 +359,11 @@ fn leases_of_many_threads_at_once_are_all_in_the_peak() {
 
 #[test]
 fn one_reset_is_for_the_peaks_of_memory_too() {
-    host!();
+    memory!();
     let stream = stream(0);
-    let pool = MemPool::builder().device(device(0)).build().unwrap();
+    let pool = builder().build().unwrap();
     let scope = pool.enter().unwrap();
-    let kept = empty(MIB, &stream).unwrap();
+    let _kept = empty(MIB, &stream).unwrap();
     drop(empty(32 * MIB, &stream).unwrap());
     drop(scope);
     assert!(pool.stats().unwrap().peak_live_bytes >= 33 * MIB);
@@ -376,5 +374,4 @@ fn one_reset_is_for_the_peaks_of_memory_too() {
     reset_peak_stats(device(0)).unwrap();
     let stats = pool.stats().unwrap();
     assert_eq!(stats.peak_reserved_bytes, stats.reserved_bytes);
-    drop(kept);
 }

@@ -2,119 +2,21 @@
 //! that one thread would.
 
 use std::collections::VecDeque;
-use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, Weak};
-use std::thread::{self, JoinHandle};
+use std::thread::{self};
 
-use crate::common::memory::{MIB, Random, assert_all_back, empty_in};
-use crate::common::{device, stream};
-use gpupool::memory::{MemoryAction, memory_snapshot};
+use crate::common::memory::{MIB, Random, assert_all_back, empty_in, pool};
+use crate::common::{Worker, stream};
+use gpupool::memory::MemoryAction;
 use gpupool::runtime::host::{Call, before_call, submit};
-use gpupool::{DeviceBuffer, MemPool, PoolStats, Recording, Stream, empty, empty_cache, snapshot};
+use gpupool::{DeviceBuffer, MemPool, PoolStats, Recording, Stream, empty, snapshot};
 
-const LAYERS: u64 = 24;
-const STEPS: u64 = 12;
-
-/// A thread that runs what it is sent in a scope of the pool, for as long as this lives.
-struct Worker {
-    sender: Option<Sender<Box<dyn FnOnce() + Send>>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Worker {
-    fn new(pool: &MemPool) -> Self {
-        let token = pool.token();
-        let (sender, sent) = channel::<Box<dyn FnOnce() + Send>>();
-        let thread = thread::spawn(move || {
-            let _scope = token.enter().unwrap();
-            sent.iter().for_each(|run| run());
-        });
-        Self { sender: Some(sender), thread: Some(thread) }
-    }
-
-    fn run<R: Send + 'static>(&self, run: impl FnOnce() -> R + Send + 'static) -> R {
-        let (sender, result) = channel();
-        self.sender.as_ref().unwrap().send(Box::new(move || sender.send(run()).unwrap())).unwrap();
-        result.recv().unwrap()
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        drop(self.sender.take());
-        self.thread.take().unwrap().join().unwrap();
-    }
-}
-
-fn pool() -> MemPool {
-    MemPool::builder().device(device(0)).build().unwrap()
-}
-
-/// Returns the bytes of a layer's activation in a step, whose batches differ.
-fn activation(step: u64, layer: u64) -> u64 {
-    (3 + step * 5 % 7) * (1 + layer % 3) * 331 * 1024
-}
-
-/// Returns the bytes of a layer's weights.
-fn weights(layer: u64) -> u64 {
-    (1 + layer % 4) * 700 * 1024
-}
-
-/// Allocates a step's activations, with what is used in between.
-fn forward(stream: &Stream, step: u64) -> Vec<DeviceBuffer> {
-    let layer = |layer| {
-        let between = empty(2 * activation(step, layer), stream).unwrap();
-        let kept = empty(activation(step, layer), stream).unwrap();
-        drop(between);
-        kept
-    };
-    (0..LAYERS).map(layer).collect()
-}
-
-/// Frees a step's activations while it allocates the gradients, which it returns.
-fn backward(stream: &Stream, step: u64, mut activations: Vec<DeviceBuffer>) -> Vec<DeviceBuffer> {
-    let mut gradients = Vec::new();
-    let mut above = empty(activation(step, LAYERS - 1), stream).unwrap();
-    for layer in (0..LAYERS).rev() {
-        gradients.push(empty(weights(layer), stream).unwrap());
-        let below = empty(activation(step, layer), stream).unwrap();
-        drop(activations.pop());
-        above = below;
-    }
-    drop(above);
-    gradients
-}
-
-/// Trains for a few steps in a pool, with the forward passes on one thread and the backward ones on another or the same,
-/// and returns the pool's statistics.
-fn train(threads: usize) -> PoolStats {
-    let (pool, stream) = (pool(), stream(0));
-    let workers: Vec<_> = (0..threads).map(|_| Worker::new(&pool)).collect();
-    let (main, other) = (&workers[0], workers.last().unwrap());
-    let of = stream.clone();
-    let kept: Vec<_> = main.run(move || (0..LAYERS).map(|layer| empty(weights(layer), &of).unwrap()).collect());
-    for step in 0..STEPS {
-        let of = stream.clone();
-        let activations = main.run(move || forward(&of, step));
-        let of = stream.clone();
-        let gradients = other.run(move || backward(&of, step, activations));
-        main.run(move || drop(gradients));
-    }
-    drop(kept);
-    let stats = pool.stats().unwrap();
-    drop((workers, pool));
-    assert_all_back();
-    stats
-}
-
-#[test]
-fn forward_and_backward_passes_on_two_threads_need_no_more_memory_than_on_one() {
-    host!();
-    empty_cache().unwrap();
-    let (one, two) = (train(1), train(2));
-    assert_eq!(two.peak_reserved_bytes, one.peak_reserved_bytes, "{two:?}\n{one:?}");
-    // On one thread it is exact.
-    assert_eq!(two.peak_live_bytes, one.peak_live_bytes);
+/// A thread in a scope of the pool.
+fn worker_in(pool: &MemPool) -> Worker {
+    let (worker, token) = (Worker::start(), pool.token());
+    // It ends with the thread.
+    worker.run(move || std::mem::forget(token.enter().unwrap()));
+    worker
 }
 
 /// Allocates and frees a block on a thread, and returns its address.
@@ -133,7 +35,7 @@ enum Step {
 /// Runs turns of steps, each on the next of so many threads, and returns the pool's statistics.
 fn take_turns(turns: &[Vec<Step>], threads: usize) -> PoolStats {
     let (pool, stream) = (pool(), stream(0));
-    let workers: Vec<_> = (0..threads).map(|_| Worker::new(&pool)).collect();
+    let workers: Vec<_> = (0..threads).map(|_| worker_in(&pool)).collect();
     let mut live: Vec<DeviceBuffer> = Vec::new();
     for (turn, worker) in turns.iter().zip(workers.iter().cycle()) {
         let (turn, stream) = (turn.clone(), stream.clone());
@@ -155,7 +57,7 @@ fn take_turns(turns: &[Vec<Step>], threads: usize) -> PoolStats {
 
 #[test]
 fn programs_of_threads_that_take_turns_peak_as_if_they_had_one_thread() {
-    host!(1, 64 << 30);
+    memory!(1, 64 << 30);
     for seed in 0..20 {
         let (mut random, mut live) = (Random(seed), 0);
         let mut step = || {
@@ -174,25 +76,11 @@ fn programs_of_threads_that_take_turns_peak_as_if_they_had_one_thread() {
 }
 
 #[test]
-fn what_one_thread_frees_serves_the_next_one_of_the_stream() {
-    host!();
-    let (pool, stream) = (pool(), stream(0));
-    let workers = [Worker::new(&pool), Worker::new(&pool)];
-    for bytes in [512, 5 * MIB, 40 * MIB] {
-        let first = pair(&workers[0], bytes, &stream);
-        assert_eq!(pair(&workers[1], bytes, &stream), first);
-        assert_eq!(pair(&workers[0], bytes, &stream), first);
-    }
-    drop((workers, pool));
-    assert_all_back();
-}
-
-#[test]
 fn a_large_request_moves_its_streams_own_pages() {
     const LARGE: u64 = 116 * MIB;
-    host!();
+    memory!();
     let pool = pool();
-    let workers: Vec<_> = (0..4).map(|_| (Worker::new(&pool), stream(0))).collect();
+    let workers: Vec<_> = (0..4).map(|_| (worker_in(&pool), stream(0))).collect();
     let on_each = |sizes: &'static [u64]| -> Vec<_> {
         let allocate = |(worker, stream): &(Worker, Stream)| {
             let stream = stream.clone();
@@ -206,64 +94,16 @@ fn a_large_request_moves_its_streams_own_pages() {
         worker.run(|| drop(freed));
     }
     let reserved = pool.stats().unwrap().reserved_bytes;
-    let large = on_each(&[LARGE / MIB]);
+    let _large = on_each(&[LARGE / MIB]);
     let grown = pool.stats().unwrap().reserved_bytes - reserved;
     assert_eq!(grown, 4 * (LARGE - 96 * MIB), "{} MiB", grown / MIB);
-    drop((large, kept));
-}
-
-#[test]
-fn a_thread_allocates_from_what_another_one_left() {
-    host!();
-    let (pool, stream) = (pool(), stream(0));
-    let of = stream.clone();
-    let passed: Vec<_> = {
-        let worker = Worker::new(&pool);
-        worker.run(move || (0..8).map(|_| empty(6 * MIB, &of).unwrap()).collect())
-    };
-    let counted = || {
-        let segments = memory_snapshot().unwrap().into_iter().filter(|segment| segment.pool == pool.id()).count();
-        (pool.stats().unwrap().reserved_bytes, segments)
-    };
-    let before = counted();
-    let worker = Worker::new(&pool);
-    worker.run(move || drop(passed));
-    worker.run(move || (0..1000).for_each(|_| drop(empty(48 * MIB, &stream).unwrap())));
-    assert_eq!(counted(), before);
-    drop((worker, pool));
-    assert_all_back();
-}
-
-#[test]
-fn a_graph_takes_nothing_of_other_threads_and_leaves_them_nothing() {
-    host!();
-    let (pool, stream) = (Arc::new(pool()), stream(0));
-    let workers = [Worker::new(&pool), Worker::new(&pool)];
-    let plain = pair(&workers[0], 4 * MIB, &stream);
-    let of = stream.clone();
-    let (memory, captured) = {
-        let pool = Arc::clone(&pool);
-        workers[1].run(move || {
-            let capture = pool.capture(&of).unwrap();
-            let captured = empty(4 * MIB, &of).unwrap().ptr();
-            (capture.end().unwrap(), captured)
-        })
-    };
-    assert_ne!(captured, plain);
-    let of = stream.clone();
-    let two = workers[0].run(move || [(); 2].map(|()| empty(4 * MIB, &of).unwrap()));
-    assert!(two.iter().all(|block| block.ptr() != captured));
-    drop(two);
-    memory.reset();
-    drop((workers, pool));
-    assert_all_back();
 }
 
 #[test]
 fn a_block_is_recorded_as_the_allocating_threads() {
-    host!();
+    memory!();
     let (pool, stream) = (pool(), stream(0));
-    let workers = [Worker::new(&pool), Worker::new(&pool)];
+    let workers = [worker_in(&pool), worker_in(&pool)];
     let addresses = workers.each_ref().map(|worker| pair(worker, 4 * MIB, &stream));
     assert_eq!(addresses[0], addresses[1]);
     Recording::new().start().unwrap();
@@ -278,15 +118,13 @@ fn a_block_is_recorded_as_the_allocating_threads() {
     assert_eq!(allocated.len(), 2, "{events:?}");
     assert_ne!(allocated[0], allocated[1]);
     assert_eq!(allocated, freed);
-    drop((workers, pool));
-    assert_all_back();
 }
 
 /// A page that has moved is unmapped at its old place by whichever thread looks next, while others move it on. CUDA's driver
 /// bears only one of these calls at a time, and so does the simulated one.
 #[test]
 fn no_two_calls_of_the_driver_work_on_one_extent_at_once() {
-    host!();
+    memory!();
     let pass_on = |thread: u64| {
         let (streams, mut random) = ([(); 4].map(|()| stream(0)), Random(thread + 1));
         let mut held = VecDeque::new();
@@ -303,7 +141,6 @@ fn no_two_calls_of_the_driver_work_on_one_extent_at_once() {
         }
     };
     thread::scope(|scope| (0..16).for_each(|thread| drop(scope.spawn(move || pass_on(thread)))));
-    assert_all_back();
 }
 
 /// Before a thread creates an extent for the pool, another one takes what stands free, each time.
@@ -322,16 +159,13 @@ fn rob(pool: Weak<MemPool>, stream: Stream, taken: Arc<Mutex<Vec<DeviceBuffer>>>
 
 #[test]
 fn a_request_that_is_robbed_of_what_stands_beside_its_new_pages_comes_through() {
-    host!();
+    memory!();
     let (pool, stream) = (Arc::new(pool()), stream(0));
     let taken = Arc::default();
     // One MiB is free beside it, on which the next request counts.
-    let first = empty_in(&pool, 3 * MIB, &stream).unwrap();
+    let _first = empty_in(&pool, 3 * MIB, &stream).unwrap();
     rob(Arc::downgrade(&pool), stream.clone(), Arc::clone(&taken));
-    let second = empty_in(&pool, 5 * MIB / 2, &stream).unwrap();
+    let _second = empty_in(&pool, 5 * MIB / 2, &stream).unwrap();
     let taken = std::mem::take(&mut *taken.lock().unwrap());
     assert!((1..=2).contains(&taken.len()), "robbed {} times", taken.len());
-    drop((first, second, taken));
-    drop(pool);
-    assert_all_back();
 }

@@ -7,12 +7,13 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use log::{LevelFilter, Log, Metadata, Record};
+use log::Record;
 
-use crate::common::memory::{MIB, PAGE, assert_all_back, empty_in, out_of_memory, reserved};
-use crate::common::{device, stream};
+use crate::common::memory::{
+    MADE_UP, MIB, PAGE, assert_all_back, builder, empty_in, made_up, out_of_memory, pool, pool_of, reserved, source,
+};
+use crate::common::{device, log_to, stream};
 use gpupool::c_api::C_API;
-use gpupool::memory::SegmentSource;
 use gpupool::runtime::host::{Call, before_call, complete_all, submit};
 use gpupool::{
     Backup, CommitOptions, DeviceBuffer, MemPool, Pooled, Result, SegmentEvent, Simulated, Stream, empty, empty_cache,
@@ -24,42 +25,26 @@ const FOREVER: Duration = Duration::from_secs(20);
 /// More often than a request searches.
 const OFTEN: u32 = 2000;
 
-/// An allocator that says when it is called, and fails once it may go on.
-#[derive(Debug)]
-struct Held {
-    called: Sender<()>,
-    go_on: Mutex<Option<Receiver<()>>>,
-}
+/// What says, the first time, that a thread has come to it, and then waits to go on.
+struct Meeting(Mutex<Option<(Sender<()>, Receiver<()>)>>);
 
-// SAFETY: the addresses are the test's own, and no memory is behind them but the simulated driver's.
-unsafe impl SegmentSource for Held {
-    fn allocate(&self, _bytes: u64, stream: &Stream) -> Result<u64> {
-        let go_on = self.go_on.lock().unwrap().take();
-        if let Some(go_on) = go_on {
-            self.called.send(()).unwrap();
+impl Meeting {
+    fn new(called: Sender<()>, go_on: Receiver<()>) -> Self {
+        Self(Mutex::new(Some((called, go_on))))
+    }
+
+    fn come(&self) {
+        let first = self.0.lock().unwrap().take();
+        if let Some((called, go_on)) = first {
+            called.send(()).unwrap();
             go_on.recv().unwrap();
         }
-        empty(900 * MIB, stream).map(DeviceBuffer::into_ptr)
-    }
-
-    unsafe fn free(&self, _address: u64, _bytes: u64, _stream: &Stream) -> Result<()> {
-        Ok(())
     }
 }
 
-/// An allocator of addresses that nothing uses.
-#[derive(Debug)]
-struct MadeUp;
-
-// SAFETY: the addresses are the test's own, and no memory is behind them but the simulated driver's.
-unsafe impl SegmentSource for MadeUp {
-    fn allocate(&self, _bytes: u64, _stream: &Stream) -> Result<u64> {
-        Ok(1 << 44)
-    }
-
-    unsafe fn free(&self, _address: u64, _bytes: u64, _stream: &Stream) -> Result<()> {
-        Ok(())
-    }
+/// Fails, as there is not so much.
+fn too_much(stream: &Stream) -> Result<u64> {
+    empty(900 * MIB, stream).map(DeviceBuffer::into_ptr)
 }
 
 /// A request of more than there is ends while another thread is in `call`, which goes on only after that.
@@ -88,63 +73,45 @@ fn both_end(call: impl FnOnce(Sender<()>, Receiver<()>) + Send + 'static, asks: 
 
 #[test]
 fn no_request_waits_for_a_callback_of_another_thread() {
-    host!();
-    let held = empty(500 * MIB, &stream(0)).unwrap();
+    memory!();
+    let _held = empty(500 * MIB, &stream(0)).unwrap();
     ends_beside(|called, go_on| {
-        let pool = MemPool::builder().device(device(0)).no_split(true).build().unwrap();
-        let go_on = Mutex::new(Some(go_on));
-        let guard = pool
-            .on_segment(move |_| {
-                if let Some(go_on) = go_on.lock().unwrap().take() {
-                    called.send(()).unwrap();
-                    go_on.recv().unwrap();
-                }
-            })
-            .unwrap();
+        let pool = builder().no_split(true).build().unwrap();
+        let meeting = Meeting::new(called, go_on);
+        let guard = pool.on_segment(move |_| meeting.come()).unwrap();
         drop(empty_in(&pool, PAGE, &stream(0)).unwrap());
         drop((pool, guard));
     });
     ends_beside(|called, go_on| {
-        let source = Arc::new(Held { called, go_on: Mutex::new(Some(go_on)) });
-        let pool = MemPool::builder().device(device(0)).allocator(source).build().unwrap();
-        out_of_memory(empty_in(&pool, PAGE, &stream(0)));
+        let meeting = Meeting::new(called, go_on);
+        let allocate = move |_, stream: &Stream| {
+            meeting.come();
+            too_much(stream)
+        };
+        out_of_memory(empty_in(&pool_of(&source(allocate, |_, _, _| Ok(()))), PAGE, &stream(0)));
     });
-    drop(held);
-    assert_all_back();
 }
 
-/// What says that it ends, and then waits to go on: the end of what a program gives to a pool may wait for any lock, whose
-/// holder may allocate.
-#[derive(Debug)]
-struct SlowEnd(Mutex<Option<(Sender<()>, Receiver<()>)>>);
+/// Comes to the meeting as it ends: the end of what a program gives to a pool may wait for any lock, whose holder may allocate.
+struct SlowEnd(Meeting);
 
 impl Drop for SlowEnd {
     fn drop(&mut self) {
-        if let Some((called, go_on)) = self.0.lock().unwrap().take() {
-            called.send(()).unwrap();
-            go_on.recv().unwrap();
-        }
-    }
-}
-
-// SAFETY: the addresses are the test's own, and no memory is behind them but the simulated driver's.
-unsafe impl SegmentSource for SlowEnd {
-    fn allocate(&self, _bytes: u64, _stream: &Stream) -> Result<u64> {
-        Ok(1 << 44)
-    }
-
-    unsafe fn free(&self, _address: u64, _bytes: u64, _stream: &Stream) -> Result<()> {
-        Ok(())
+        self.0.come();
     }
 }
 
 #[test]
 fn no_request_waits_for_the_end_of_what_a_program_gave_to_a_pool() {
-    host!();
-    let held = empty(500 * MIB, &stream(0)).unwrap();
+    memory!();
+    let _held = empty(500 * MIB, &stream(0)).unwrap();
     ends_beside(|called, go_on| {
-        let (source, user) = (SlowEnd(Mutex::new(Some((called, go_on)))), stream(0));
-        let pool = MemPool::builder().device(device(0)).allocator(Arc::new(source)).build().unwrap();
+        let (end, user) = (SlowEnd(Meeting::new(called, go_on)), stream(0));
+        let allocate = move |_, _: &Stream| {
+            let _ = &end;
+            Ok(MADE_UP)
+        };
+        let pool = pool_of(&source(allocate, |_, _, _| Ok(())));
         let block = empty_in(&pool, PAGE, &user).unwrap();
         submit(&user).unwrap();
         drop(pool);
@@ -153,65 +120,49 @@ fn no_request_waits_for_the_end_of_what_a_program_gave_to_a_pool() {
         complete_all().unwrap();
         empty_cache().unwrap();
     });
-    drop(held);
-    assert_all_back();
 }
 
-/// A logger that reports a line and then waits to go on: it may wait for any lock, whose holder may allocate.
-struct Slow;
-
-/// The awaited line, who learns of it, and what lets the logger go on.
-type Line = (&'static str, Sender<()>, Receiver<()>);
+/// The awaited line, and where the logger comes to then.
+type Line = (&'static str, Meeting);
 
 static LINE: Mutex<Option<Line>> = Mutex::new(None);
 
-impl Log for Slow {
-    fn enabled(&self, _: &Metadata<'_>) -> bool {
-        true
+/// A logger of the program's, which may wait for any lock, whose holder may allocate.
+fn come_to_the_line(record: &Record<'_>) {
+    let line = LINE.lock().unwrap().take_if(|line| record.args().to_string().contains(line.0));
+    if let Some((_, meeting)) = line {
+        meeting.come();
     }
-
-    fn log(&self, record: &Record<'_>) {
-        let is_meant = |line: &mut Line| record.args().to_string().contains(line.0);
-        let line = LINE.lock().unwrap().take_if(is_meant);
-        if let Some((_, called, go_on)) = line {
-            called.send(()).unwrap();
-            go_on.recv().unwrap();
-        }
-    }
-
-    fn flush(&self) {}
 }
 
 #[test]
 fn no_request_waits_for_a_logger_of_another_thread() {
-    host!();
-    log::set_logger(&Slow).unwrap();
-    log::set_max_level(LevelFilter::Debug);
-    let held = empty(500 * MIB, &stream(0)).unwrap();
-    let pool = || MemPool::builder().device(device(0)).build().unwrap();
+    memory!();
+    log_to(come_to_the_line);
+    let _held = empty(500 * MIB, &stream(0)).unwrap();
     ends_beside(move |called, go_on| {
-        *LINE.lock().unwrap() = Some(("of moved pages", called, go_on));
+        *LINE.lock().unwrap() = Some(("of moved pages", Meeting::new(called, go_on)));
         drop(empty_in(&pool(), PAGE, &stream(0)).unwrap());
     });
     ends_beside(|called, go_on| {
-        *LINE.lock().unwrap() = Some(("grew by a segment", called, go_on));
-        let pool = MemPool::builder().device(device(0)).allocator(Arc::new(MadeUp)).build().unwrap();
+        *LINE.lock().unwrap() = Some(("grew by a segment", Meeting::new(called, go_on)));
+        let pool = pool_of(&made_up());
         drop(empty_in(&pool, PAGE, &stream(0)).unwrap());
     });
     ends_beside(|called, go_on| {
-        let pool = MemPool::builder().device(device(0)).no_split(true).build().unwrap();
+        let pool = builder().no_split(true).build().unwrap();
         let _guard = pool.on_segment(|_| panic!("of the test")).unwrap();
-        *LINE.lock().unwrap() = Some(("a callback of on_segment panicked", called, go_on));
+        *LINE.lock().unwrap() = Some(("a callback of on_segment panicked", Meeting::new(called, go_on)));
         drop(empty_in(&pool, PAGE, &stream(0)).unwrap());
     });
     // A pool that wakes has others give way before it says that there is not enough, and idle handles destroyed.
     ends_beside(move |called, go_on| {
-        let (asleep, helper) = (pool(), MemPool::builder().device(device(0)).use_on_oom(true).build().unwrap());
+        let (asleep, helper) = (pool(), builder().use_on_oom(true).build().unwrap());
         let _live = [200, 200].map(|mib| empty_in(&asleep, mib * MIB, &stream(0)).unwrap());
         asleep.sleep(Backup::None).unwrap();
         let beside = empty(300 * MIB, &stream(0)).unwrap();
         drop(empty_in(&helper, 10 * MIB, &stream(0)).unwrap());
-        *LINE.lock().unwrap() = Some(("trimmed", called, go_on));
+        *LINE.lock().unwrap() = Some(("trimmed", Meeting::new(called, go_on)));
         out_of_memory(asleep.wake());
         drop(beside);
         asleep.wake().unwrap();
@@ -223,18 +174,16 @@ fn no_request_waits_for_a_logger_of_another_thread() {
             asleep.sleep(Backup::None).unwrap();
             Simulated::pool().warm(1, device(0)).unwrap();
             let beside = empty(300 * MIB, &stream(0)).unwrap();
-            *LINE.lock().unwrap() = Some((line, called, go_on));
+            *LINE.lock().unwrap() = Some((line, Meeting::new(called, go_on)));
             out_of_memory(asleep.wake());
             drop((beside, live));
         });
     }
-    drop(held);
-    assert_all_back();
 }
 
 #[test]
 fn what_one_thread_has_in_hand_is_waited_for_however_often_others_move_memory() {
-    host!(1, 5 * PAGE);
+    memory!(1, 5 * PAGE);
     asked_while_held(
         || {
             drop(empty(4 * PAGE, &stream(0)).unwrap());
@@ -243,13 +192,12 @@ fn what_one_thread_has_in_hand_is_waited_for_however_often_others_move_memory() 
         (Call::MemoryUnmap, 0),
         || drop(empty(4 * PAGE, &stream(0)).unwrap()),
     );
-    assert_all_back();
 }
 
 /// A pool that has memory in hand at each trim, for a page of it waits for work; with the streams, which have that work.
 fn busy_pool() -> (MemPool, [Stream; 2]) {
     let (used, other) = (stream(0), stream(0));
-    let busy = MemPool::builder().device(device(0)).build().unwrap();
+    let busy = pool();
     let waiting = empty_in(&busy, PAGE, &used).unwrap();
     waiting.record_stream(&other).unwrap();
     submit(&other).unwrap();
@@ -299,15 +247,15 @@ fn asked_while_in_hand(ask: impl FnOnce() + Send + 'static) {
 
 #[test]
 fn what_a_callback_has_freed_is_found_also_in_the_hands_of_another_thread() {
-    host!(1, 5 * PAGE);
+    memory!(1, 5 * PAGE);
     asked_while_in_hand(|| drop(empty(4 * PAGE, &stream(0)).unwrap()));
-    asked_while_in_hand(|| drop(MemPool::builder().device(device(0)).reserve(4 * PAGE).build().unwrap()));
+    asked_while_in_hand(|| drop(builder().reserve(4 * PAGE).build().unwrap()));
 }
 
 /// Has four of the five pages freed before such a call of the thread that asks for them, and in the hands of another thread that
 /// gives them back, until the first one has searched for them, or longer.
 fn asked_as_another_frees(after: u32, ask: impl FnOnce() + Send + 'static) {
-    let pool = MemPool::builder().device(device(0)).use_on_oom(true).build().unwrap();
+    let pool = builder().use_on_oom(true).build().unwrap();
     let held = empty_in(&pool, 4 * PAGE, &stream(0)).unwrap();
     let (freed, is_freed) = channel();
     before_call(Call::ExtentCreate, after, move || {
@@ -329,8 +277,7 @@ fn asked_as_another_frees(after: u32, ask: impl FnOnce() + Send + 'static) {
 
 #[test]
 fn what_others_free_during_the_search_is_found_for_a_block_a_commit_a_reserve_and_a_pool_that_wakes() {
-    host!(1, 5 * PAGE);
-    let pool = || MemPool::builder().device(device(0)).build().unwrap();
+    memory!(1, 5 * PAGE);
     // The second page is created in vain once at first, and once more when what is free has been given back.
     for after in [1, 3] {
         asked_as_another_frees(after, move || {
@@ -339,7 +286,7 @@ fn what_others_free_during_the_search_is_found_for_a_block_a_commit_a_reserve_an
             range.commit(&[0, 1, 2, 3], &stream(0), CommitOptions::default()).unwrap();
         });
     }
-    asked_as_another_frees(1, || drop(MemPool::builder().device(device(0)).reserve(4 * PAGE).build().unwrap()));
+    asked_as_another_frees(1, || drop(builder().reserve(4 * PAGE).build().unwrap()));
     let (asleep, user) = (pool(), stream(0));
     let block = empty_in(&asleep, 4 * PAGE, &user).unwrap();
     asleep.sleep(Backup::None).unwrap();
@@ -370,9 +317,9 @@ fn asked_while_held(begin: impl FnOnce() + Send + 'static, hook: (Call, u32), as
 
 #[test]
 fn a_commit_in_a_callback_waits_for_what_another_thread_has_in_hand() {
-    host!();
+    memory!();
     let (used, other) = (stream(0), stream(0));
-    let pool = Arc::new(MemPool::builder().device(device(0)).build().unwrap());
+    let pool = Arc::new(pool());
     let range = pool.reserve_range(4 * PAGE, PAGE).unwrap();
     range.commit(&[0], &used, CommitOptions::default()).unwrap();
     submit(&used).unwrap();
@@ -385,7 +332,7 @@ fn a_commit_in_a_callback_waits_for_what_another_thread_has_in_hand() {
         },
         (Call::EventQuery, 0),
         move || {
-            let fixed = MemPool::builder().device(device(0)).no_split(true).build().unwrap();
+            let fixed = builder().no_split(true).build().unwrap();
             let on = other.clone();
             let callback = move |_: &SegmentEvent| committed.commit(&[0], &on, CommitOptions::default()).unwrap();
             let guard = fixed.on_segment(callback).unwrap();
@@ -394,16 +341,14 @@ fn a_commit_in_a_callback_waits_for_what_another_thread_has_in_hand() {
         },
     );
     assert_eq!(range.committed_bytes().unwrap(), PAGE);
-    drop((range, pool));
-    assert_all_back();
 }
 
 #[test]
 fn an_emptied_cache_that_is_waited_for_is_empty_also_where_another_thread_gives_it_back() {
-    host!();
+    memory!();
     // SAFETY: the place for the bytes may be null.
     let empty_all = || assert_eq!(unsafe { (C_API.empty_cache)(-1, ptr::null_mut()) }, 0);
-    let pool = MemPool::builder().device(device(0)).build().unwrap();
+    let pool = pool();
     drop(empty_in(&pool, 4 * PAGE, &stream(0)).unwrap());
     let (is_in_hand, go_on) = hold_in((Call::MemoryUnmap, 0));
     let trimming = thread::spawn(move || pool.trim().unwrap());
@@ -416,15 +361,14 @@ fn an_emptied_cache_that_is_waited_for_is_empty_also_where_another_thread_gives_
     go_on.send(()).unwrap();
     assert_eq!(emptying.join().unwrap(), 0);
     trimming.join().unwrap();
-    assert_all_back();
 }
 
 #[test]
 fn what_a_pool_that_cannot_wake_has_taken_is_waited_for() {
-    host!(1, 6 * PAGE);
+    memory!(1, 6 * PAGE);
     let used = stream(0);
-    let pool = Arc::new(MemPool::builder().device(device(0)).build().unwrap());
-    let [first, between, last] = [2, 1, 2].map(|pages| empty_in(&pool, pages * PAGE, &used).unwrap());
+    let pool = Arc::new(pool());
+    let [_first, between, _last] = [2, 1, 2].map(|pages| empty_in(&pool, pages * PAGE, &used).unwrap());
     drop(between);
     pool.sleep(Backup::None).unwrap();
     let held = empty(2 * PAGE, &used).unwrap();
@@ -439,17 +383,15 @@ fn what_a_pool_that_cannot_wake_has_taken_is_waited_for() {
     drop(held);
     empty_cache().unwrap();
     pool.wake().unwrap();
-    drop((first, last, pool));
-    assert_all_back();
 }
 
 #[test]
 fn slabs_that_an_abandoned_cache_returns_are_waited_for() {
-    host!();
-    let pool = Arc::new(MemPool::builder().device(device(0)).build().unwrap());
+    memory!();
+    let pool = Arc::new(pool());
     // With so many caches the next one borrows what it needs.
     let many: Vec<_> = (0..16).map(|_| stream(0)).collect();
-    let live: Vec<_> = many.iter().map(|stream| empty_in(&pool, 700, stream).unwrap()).collect();
+    let _live: Vec<_> = many.iter().map(|stream| empty_in(&pool, 700, stream).unwrap()).collect();
     let (asked, asking) = (Arc::clone(&pool), Arc::clone(&pool));
     let user = many[0].clone();
     asked_while_held(
@@ -457,20 +399,18 @@ fn slabs_that_an_abandoned_cache_returns_are_waited_for() {
             drop(empty_in(&asked, 700, &stream(0)).unwrap());
             asked.set_limit(Some(asked.stats().unwrap().reserved_bytes));
             // Some of the caches are looked at for each new one. These are another pool's, and leave the page to who asks.
-            let other = MemPool::builder().device(device(0)).build().unwrap();
+            let other = builder().build().unwrap();
             drop([(); 4].map(|()| empty_in(&other, 700, &stream(0)).unwrap()));
         },
         (Call::EventRecord, 0),
         move || drop(empty_in(&asking, PAGE, &user).unwrap()),
     );
-    drop((live, many, pool));
-    assert_all_back();
 }
 
 #[test]
 fn threads_without_memory_do_not_have_each_other_search_again_and_again() {
     const THREADS: u64 = 8;
-    host!();
+    memory!();
     let begin = Barrier::new(THREADS as usize);
     let retries = || memory_stats(device(0)).unwrap().retries;
     let before = retries();
@@ -491,89 +431,52 @@ fn threads_without_memory_do_not_have_each_other_search_again_and_again() {
     // Once, and once more alone; again beside the first search of another.
     let searched = retries() - before;
     assert!(searched <= 5 * THREADS, "{searched} searches of {THREADS} threads");
-    empty_cache().unwrap();
-    assert_all_back();
 }
 
-/// An allocator that has no memory but uses some, after which a request searches once more. It may be held while it does.
-#[derive(Debug, Default)]
-struct Busy {
-    calls: AtomicU32,
-    held: Option<Held>,
-}
+/// The requests of a search are three after the first one, so that this is one of the next search.
+const AGAIN: u32 = 6;
 
-impl Busy {
-    /// The requests of a search are three after the first one, so that this is one of the next search.
-    const AGAIN: u32 = 6;
-
-    fn asks(self: &Arc<Self>) {
-        let pool = MemPool::builder().device(device(0)).allocator(Arc::<Self>::clone(self)).build().unwrap();
-        out_of_memory(empty_in(&pool, PAGE, &stream(0)));
-        assert!(self.calls.load(Ordering::Relaxed) >= Self::AGAIN);
-    }
-}
-
-// SAFETY: it returns no memory.
-unsafe impl SegmentSource for Busy {
-    fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
+/// Asks for memory by an allocator that has none but uses some, after which a request searches once more. It comes to the meeting,
+/// if there is one, in the next search.
+fn search_again(meeting: Option<Meeting>) {
+    let calls = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&calls);
+    let allocate = move |_, stream: &Stream| {
         drop(empty(MIB, stream)?);
-        if self.calls.fetch_add(1, Ordering::Relaxed) + 1 == Self::AGAIN
-            && let Some(held) = &self.held
-        {
-            held.allocate(bytes, stream)?;
+        if counted.fetch_add(1, Ordering::Relaxed) + 1 == AGAIN {
+            meeting.iter().for_each(Meeting::come);
         }
-        empty(900 * MIB, stream).map(DeviceBuffer::into_ptr)
-    }
-
-    unsafe fn free(&self, _address: u64, _bytes: u64, _stream: &Stream) -> Result<()> {
-        Ok(())
-    }
+        too_much(stream)
+    };
+    out_of_memory(empty_in(&pool_of(&source(allocate, |_, _, _| Ok(()))), PAGE, &stream(0)));
+    assert!(calls.load(Ordering::Relaxed) >= AGAIN);
 }
 
 #[test]
 fn no_request_waits_for_one_that_searches_again_and_is_in_a_callback() {
-    host!();
-    let live = empty(500 * MIB, &stream(0)).unwrap();
-    let searches_again = |called, go_on| {
-        let held = Held { called, go_on: Mutex::new(Some(go_on)) };
-        Arc::new(Busy { held: Some(held), ..Busy::default() }).asks();
-    };
-    both_end(searches_again, || Arc::new(Busy::default()).asks());
-    drop(live);
-    assert_all_back();
-}
-
-/// An allocator of addresses that nothing uses, which requests memory as it frees.
-#[derive(Debug, Default)]
-struct Asking {
-    found: Mutex<Option<Result<DeviceBuffer>>>,
-}
-
-// SAFETY: the addresses are the test's own, and no memory is behind them but the simulated driver's.
-unsafe impl SegmentSource for Asking {
-    fn allocate(&self, _bytes: u64, _stream: &Stream) -> Result<u64> {
-        Ok(1 << 44)
-    }
-
-    unsafe fn free(&self, _address: u64, _bytes: u64, stream: &Stream) -> Result<()> {
-        *self.found.lock().unwrap() = Some(empty(4 * PAGE, stream));
-        Ok(())
-    }
+    memory!();
+    let _live = empty(500 * MIB, &stream(0)).unwrap();
+    let searches_again = |called, go_on| search_again(Some(Meeting::new(called, go_on)));
+    both_end(searches_again, || search_again(None));
 }
 
 #[test]
 fn what_an_allocator_requests_as_it_frees_has_what_else_goes_back() {
-    host!(1, 5 * PAGE);
-    let (source, own) = (Arc::new(Asking::default()), stream(0));
-    let pages = MemPool::builder().device(device(0)).build().unwrap();
-    let segments = MemPool::builder().device(device(0)).allocator(Arc::<Asking>::clone(&source)).build().unwrap();
+    memory!(1, 5 * PAGE);
+    let own = stream(0);
+    let found = Arc::new(Mutex::new(None));
+    let asked = Arc::clone(&found);
+    let free = move |_, _, stream: &Stream| {
+        *asked.lock().unwrap() = Some(empty(4 * PAGE, stream));
+        Ok(())
+    };
+    let pages = pool();
+    let segments = pool_of(&source(|_, _| Ok(MADE_UP), free));
     let blocks = [(&pages, 4 * PAGE), (&segments, PAGE)].map(|(pool, bytes)| empty_in(pool, bytes, &own).unwrap());
     submit(&own).unwrap();
     drop(blocks);
     assert_eq!([&pages, &segments].map(|pool| pool.trim().unwrap()), [0, 0]);
     complete_all().unwrap();
     segments.trim().unwrap();
-    source.found.lock().unwrap().take().unwrap().unwrap();
-    drop((pages, segments));
-    assert_all_back();
+    found.lock().unwrap().take().unwrap().unwrap();
 }

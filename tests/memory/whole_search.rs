@@ -1,15 +1,11 @@
 //! Once memory has run out every free block is looked at: a request fails only where none has room for it.
 
-use crate::common::memory::{MIB, PAGE, empty_in, out_of_memory};
-use crate::common::{device, stream};
-use gpupool::{DeviceBuffer, MemPool, MemPoolBuilder, Result, Stream, empty};
+use crate::common::memory::{MIB, PAGE, builder, empty_in, out_of_memory};
+use crate::common::stream;
+use gpupool::{DeviceBuffer, MemPool, Result, Stream, empty};
 
 const KIB: u64 = 1 << 10;
 const MEMORY: u64 = 64 * MIB;
-
-fn builder() -> MemPoolBuilder {
-    MemPool::builder().device(device(0))
-}
 
 /// A pool that can have a page alone.
 fn of_one_page() -> MemPool {
@@ -48,7 +44,7 @@ fn a_block_behind_twenty_smaller_ones_is_found() {
         ("segments", || builder().segments(true).limit(32 * MIB).build().unwrap()),
         ("a limit that is lower than the block by then", || builder().limit(32 * MIB).build().unwrap()),
     ];
-    host!(1, MEMORY);
+    memory!(1, MEMORY);
     let own = stream(0);
     for (what, pool) in pools {
         let pool = pool();
@@ -64,11 +60,10 @@ fn a_block_behind_twenty_smaller_ones_is_found() {
 
 #[test]
 fn a_block_of_another_stream_behind_twenty_smaller_ones_is_found() {
-    host!(1, MEMORY);
+    memory!(1, MEMORY);
     let (own, other) = (stream(0), stream(0));
-    let (larger, held) = larger_behind_smaller(MIB, &|bytes| empty(bytes, &own));
-    let found = empty(larger, &other).unwrap();
-    drop((found, held));
+    let (larger, _held) = larger_behind_smaller(MIB, &|bytes| empty(bytes, &own));
+    let _found = empty(larger, &other).unwrap();
 }
 
 #[test]
@@ -76,7 +71,7 @@ fn a_segment_behind_twenty_smaller_ones_is_found() {
     const GIB: u64 = 1 << 30;
     // From here on two sizes in whole pages are looked at together.
     let (smaller, larger) = (256 * MIB, 258 * MIB);
-    host!(1, 8 * GIB);
+    memory!(1, 8 * GIB);
     let own = stream(0);
     let pool = builder().no_split(true).limit(20 * smaller + larger).build().unwrap();
     let mut blocks: Vec<_> = (0..20).map(|_| empty_in(&pool, smaller, &own).unwrap()).collect();
@@ -102,7 +97,7 @@ fn a_small_block_is_found_wherever_there_is_room() {
         ("no slab has room anywhere", 4 * KIB, &[66, -66, 1916]),
         ("a slab of this size is larger than all that is free", 64 * KIB, &[100, -900, 1048]),
     ];
-    host!(1, MEMORY);
+    memory!(1, MEMORY);
     let own = stream(0);
     for (what, bytes, sizes) in pages {
         let pool = of_one_page();
@@ -120,7 +115,7 @@ fn a_small_block_is_found_wherever_there_is_room() {
 
 #[test]
 fn a_large_block_finds_what_an_empty_slab_divides() {
-    host!(1, MEMORY);
+    memory!(1, MEMORY);
     let own = stream(0);
     for segments in [false, true] {
         let pool = builder().segments(segments).limit(PAGE).build().unwrap();
@@ -134,7 +129,7 @@ fn a_large_block_finds_what_an_empty_slab_divides() {
 
 #[test]
 fn what_a_pool_has_to_lend_serves_any_stream_once_memory_has_run_out() {
-    host!(1, MEMORY);
+    memory!(1, MEMORY);
     let pool = builder().limit(18 * PAGE).build().unwrap();
     let streams: Vec<_> = (0..24).map(|_| stream(0)).collect();
     // Pools with more than sixteen streams lend small parts of pages to the rest.

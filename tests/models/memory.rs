@@ -7,12 +7,13 @@
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use gpupool::runtime::host::{
-    Call, Fault, UsedBlock, begin_capture, clear_faults, complete, complete_all, create_stream, destroy_stream,
-    end_capture, inject, register as register_memory, submit, submit_using, unregister,
+    Call, Fault, UsedBlock, begin_capture, clear_faults, complete, complete_all, destroy_stream, end_capture, inject,
+    register as register_memory, submit, submit_using, unregister,
 };
 use gpupool::runtime::{self, BoundDevice, MemoryInfo, RelaxedCapture};
 use gpupool::{
@@ -23,13 +24,16 @@ use gpupool::{
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
-use crate::common::memory::deallocate;
+use crate::common::memory::{deallocate, foreign, read, write};
 use crate::common::turns;
 
 const MEMORY: u64 = 96 << 20;
-/// The last two are not gpupool's, and may be gone at any time.
-const STREAMS: usize = 4;
-const OWN_STREAMS: usize = 2;
+/// So many that a pool lends them parts of pages.
+const STREAMS: usize = 24;
+/// Of which most programs use the first ones alone.
+const FEW: usize = 4;
+/// Those that are not gpupool's, and may be gone at any time.
+const FOREIGN: Range<usize> = 2..4;
 const POOLS: usize = 2;
 const RANGES: usize = 3;
 /// Pages of a range.
@@ -120,7 +124,11 @@ enum By {
 }
 
 /// Calls that the allocator makes.
-const CALLS: [Call; 24] = [
+const CALLS: [Call; 28] = [
+    Call::CurrentDevice,
+    Call::StreamDestroy,
+    Call::StreamDevice,
+    Call::StreamId,
     Call::Bind,
     Call::ContextSynchronize,
     Call::CopyToDevice,
@@ -150,18 +158,20 @@ const CALLS: [Call; 24] = [
 fn fault() -> impl Strategy<Value = Fault> {
     let kinds = prop_oneof![Just(StatusKind::Other), Just(StatusKind::OutOfMemory), Just(StatusKind::NotSupported)];
     let calls = proptest::sample::select(&CALLS[..]);
-    (calls, kinds, 0..6_u32, 1..4_u32).prop_map(|(call, kind, after, times)| Fault { call, kind, after, times })
+    let times = prop_oneof![3 => 1..4_u32, 1 => Just(u32::MAX)];
+    (calls, kinds, 0..6_u32, times).prop_map(|(call, kind, after, times)| Fault { call, kind, after, times })
 }
 
-fn op() -> impl Strategy<Value = Op> {
+/// An operation on one of so many streams.
+fn op(streams: usize) -> impl Strategy<Value = Op> {
     let bytes = prop_oneof![
         4 => 1..=8192_u64,
         3 => 1..=(128_u64 << 10),
         3 => 1..=(3_u64 << 20),
         3 => 1..=(8_u64 << 20),
     ];
-    let by = prop_oneof![Just(By::Drop), Just(By::Address), (0..STREAMS).prop_map(By::Stream)];
-    let (stream, pool, which) = (0..STREAMS, 0..POOLS, 0..1000_usize);
+    let by = prop_oneof![Just(By::Drop), Just(By::Address), (0..streams).prop_map(By::Stream)];
+    let (stream, pool, which) = (0..streams, 0..POOLS, 0..1000_usize);
     let backup = prop_oneof![3 => Just(Backup::Host), 1 => Just(Backup::None)];
     prop_oneof![
         30 => (bytes, stream.clone()).prop_map(|(bytes, stream)| Op::Allocate { bytes, stream }),
@@ -175,20 +185,20 @@ fn op() -> impl Strategy<Value = Op> {
         3 => which.prop_map(|which| Op::Reset { which }),
         2 => pool.clone().prop_map(|pool| Op::Trim { pool }),
         2 => Just(Op::EmptyCache),
-        4 => (OWN_STREAMS..STREAMS).prop_map(|stream| Op::Replace { stream }),
+        4 => FOREIGN.prop_map(|stream| Op::Replace { stream }),
         2 => pool.clone().prop_map(|pool| Op::DropPool { pool }),
         1 => (prop::option::weighted(0.8, pool.clone()), backup).prop_map(|(pool, backup)| Op::Sleep { pool, backup }),
         2 => prop::option::weighted(0.5, pool).prop_map(|pool| Op::Wake { pool }),
-        12 => commit(),
+        12 => commit(streams),
         4 => (0..1000_usize, any::<bool>()).prop_map(|(which, is_end)| Op::Pin { which, is_end }),
         2 => (0..RANGES).prop_map(|range| Op::DropRange { range }),
     ]
 }
 
-fn commit() -> impl Strategy<Value = Op> {
+fn commit(streams: usize) -> impl Strategy<Value = Op> {
     let pages = prop::collection::vec(0..RANGE_PAGES, 1..6);
     let priority = prop::option::weighted(0.4, 0..3_i32);
-    (0..RANGES, 0..POOLS, pages, 0..STREAMS, priority).prop_map(|(range, pool, pages, stream, priority)| Op::Commit {
+    (0..RANGES, 0..POOLS, pages, 0..streams, priority).prop_map(|(range, pool, pages, stream, priority)| Op::Commit {
         range,
         pool,
         pages,
@@ -325,12 +335,6 @@ fn register(pool: &MemPool, registered: &Registered) {
     guard.unwrap().keep();
 }
 
-fn foreign() -> Stream {
-    let raw = create_stream(DEVICE).unwrap();
-    // SAFETY: nothing but the model destroys it, and a simulated stream can be asked for even then.
-    unsafe { Stream::from_raw_on(raw.as_ptr(), DEVICE) }.unwrap()
-}
-
 fn info() -> MemoryInfo {
     let runtime = runtime::get().unwrap();
     let _bound = BoundDevice::new(runtime, DEVICE).unwrap();
@@ -350,21 +354,11 @@ fn old_places(address: u64, bytes: u64) -> impl Iterator<Item = u64> {
     std::iter::once(address).chain((inner..(address + bytes)).step_by(step as usize))
 }
 
-fn write(address: u64, value: u64) {
-    // SAFETY: every block has at least 512 bytes at its address, of which the places are multiples of 8.
-    unsafe { std::ptr::with_exposed_provenance_mut::<u64>(address as usize).write_volatile(value) }
-}
-
-fn read(address: u64) -> u64 {
-    // SAFETY: every block has at least 512 bytes at its address, of which the places are multiples of 8.
-    unsafe { std::ptr::with_exposed_provenance::<u64>(address as usize).read_volatile() }
-}
-
 impl Model {
     fn new(has_faults: bool) -> Self {
         Self {
             streams: (0..STREAMS)
-                .map(|place| if place < OWN_STREAMS { Stream::new(DEVICE).unwrap() } else { foreign() })
+                .map(|place| if FOREIGN.contains(&place) { foreign() } else { Stream::new(DEVICE).unwrap() })
                 .collect(),
             names: std::array::from_fn(|place| place as u64),
             submitted: [0; STREAMS],
@@ -554,7 +548,7 @@ impl Model {
                     Err(error) if matches!(error.kind(), ErrorKind::Asleep(_)) => {
                         assert!(self.asleep.contains(&asked), "{error}");
                     }
-                    Err(error) => self.check_refusal(&error, fault.is_some()),
+                    Err(error) => self.check_refusal(&error, fault),
                 }
             }
             Op::Free { which, by } => {
@@ -1032,14 +1026,17 @@ impl Model {
         }
     }
 
-    fn check_refusal(&self, error: &gpupool::Error, has_fault: bool) {
+    fn check_refusal(&self, error: &gpupool::Error, fault: Option<Fault>) {
         match error.kind() {
             ErrorKind::OutOfMemory(_) => {
                 // Nothing is in the way of any request where nobody holds anything.
                 let is_held = self.live().next().is_some() || !self.graphs.is_empty() || !self.scopes.is_empty();
-                assert!(has_fault || is_held, "{error}");
+                assert!(fault.is_some() || is_held, "{error}");
             }
-            ErrorKind::Library(_) => assert!(has_fault, "{error}"),
+            // It names the call that was made to fail.
+            ErrorKind::Library(refused) => {
+                assert_eq!(Some(refused.function.clone()), fault.map(|fault| format!("{:?}", fault.call)), "{error}");
+            }
             _ => panic!("{error}"),
         }
     }
@@ -1123,7 +1120,7 @@ impl Drop for Model {
         let _ = gpupool::wake(DEVICE);
         let _ = complete_all();
         let _ = empty_cache();
-        for stream in &self.streams[OWN_STREAMS..] {
+        for stream in &self.streams[FOREIGN] {
             let _ = destroy_stream(stream.raw(), DEVICE);
         }
     }
@@ -1184,12 +1181,14 @@ fn check_all<P: Strategy>(programs: P, faults_of: impl Fn(P::Value) -> Vec<(Op, 
 fn any_program_keeps_its_bytes_and_counts() {
     host!(1, MEMORY);
     let without = |program: Vec<Op>| program.into_iter().map(|op| (op, None)).collect();
-    check_all(prop::collection::vec(op(), 1..200), without);
+    let programs =
+        prop_oneof![3 => prop::collection::vec(op(FEW), 1..200), 1 => prop::collection::vec(op(STREAMS), 1..200)];
+    check_all(programs, without);
 }
 
 #[test]
 fn whatever_the_driver_refuses_nothing_is_lost() {
     host!(1, MEMORY);
-    let step = (op(), prop::option::weighted(0.3, fault()));
-    check_all(prop::collection::vec(step, 1..150), |program| program);
+    let program = |streams| prop::collection::vec((op(streams), prop::option::weighted(0.3, fault())), 1..150);
+    check_all(prop_oneof![3 => program(FEW), 1 => program(STREAMS)], |program| program);
 }

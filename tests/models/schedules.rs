@@ -834,98 +834,34 @@ fn explore(theme: Theme) {
     println!("{theme:?}: {done} schedules, {choices} choices");
 }
 
-#[test]
-fn memory_that_comes_and_goes() {
-    host!(1, MEMORY);
-    explore(Theme::Flow);
+/// A test for each theme: its name, the simulated devices, and the theme.
+macro_rules! themes {
+    ($($test:ident, host!($($simulated:tt)*), $theme:ident;)*) => {
+        $(
+            #[test]
+            fn $test() {
+                host!($($simulated)*);
+                explore(Theme::$theme);
+            }
+        )*
+    };
 }
 
-#[test]
-fn memory_of_one_stream_that_is_trimmed() {
-    host!(1, MEMORY);
-    explore(Theme::Trims);
-}
-
-#[test]
-fn no_request_fails_while_enough_is_free() {
-    host!(1, TIGHT_MEMORY);
-    explore(Theme::Tight);
-}
-
-#[test]
-fn pools_closed_in_the_midst() {
-    host!(1, MEMORY);
-    explore(Theme::Closing);
-}
-
-#[test]
-fn pools_with_reserves_that_come_and_go() {
-    host!(1, MEMORY);
-    explore(Theme::Reserves);
-}
-
-#[test]
-fn pools_that_lend_slabs_and_end() {
-    host!(1, MEMORY);
-    explore(Theme::Lent);
-}
-
-#[test]
-fn streams_of_other_code() {
-    host!(1, MEMORY);
-    explore(Theme::Foreign);
-}
-
-#[test]
-fn streams_of_other_code_that_leave_their_addresses_to_others() {
-    host!(1, MEMORY);
-    explore(Theme::Addresses);
-}
-
-#[test]
-fn streams_that_each_thread_alone_can_name() {
-    host!(1, MEMORY);
-    explore(Theme::Own);
-}
-
-#[test]
-fn graphs_that_come_and_go() {
-    host!(1, MEMORY);
-    explore(Theme::Graphs);
-}
-
-#[test]
-fn pools_that_sleep() {
-    host!(1, MEMORY);
-    explore(Theme::Sleep);
-}
-
-#[test]
-fn pools_that_sleep_while_their_memory_serves_others() {
-    host!(1, 2 * PAGE);
-    explore(Theme::SleepingHelpers);
-}
-
-#[test]
-fn peers_that_are_let_in() {
-    host!(201, MEMORY);
-    explore(Theme::Peers);
-}
-
-#[test]
-fn pages_of_ranges_that_come_and_go() {
-    host!(1, 12 * PAGE);
-    explore(Theme::Ranges);
-}
-
-#[test]
-fn pages_of_ranges_that_all_threads_name() {
-    host!(1, 12 * PAGE);
-    explore(Theme::SharedPages);
-}
-
-#[test]
-fn pages_of_ranges_whose_pools_sleep() {
-    host!(1, 12 * PAGE);
-    explore(Theme::RangesAsleep);
+themes! {
+    memory_that_comes_and_goes, host!(1, MEMORY), Flow;
+    memory_of_one_stream_that_is_trimmed, host!(1, MEMORY), Trims;
+    no_request_fails_while_enough_is_free, host!(1, TIGHT_MEMORY), Tight;
+    pools_closed_in_the_midst, host!(1, MEMORY), Closing;
+    pools_with_reserves_that_come_and_go, host!(1, MEMORY), Reserves;
+    pools_that_lend_slabs_and_end, host!(1, MEMORY), Lent;
+    streams_of_other_code, host!(1, MEMORY), Foreign;
+    streams_of_other_code_that_leave_their_addresses_to_others, host!(1, MEMORY), Addresses;
+    streams_that_each_thread_alone_can_name, host!(1, MEMORY), Own;
+    graphs_that_come_and_go, host!(1, MEMORY), Graphs;
+    pools_that_sleep, host!(1, MEMORY), Sleep;
+    pools_that_sleep_while_their_memory_serves_others, host!(1, 2 * PAGE), SleepingHelpers;
+    peers_that_are_let_in, host!(201, MEMORY), Peers;
+    pages_of_ranges_that_come_and_go, host!(1, 12 * PAGE), Ranges;
+    pages_of_ranges_that_all_threads_name, host!(1, 12 * PAGE), SharedPages;
+    pages_of_ranges_whose_pools_sleep, host!(1, 12 * PAGE), RangesAsleep;
 }

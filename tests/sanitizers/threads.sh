@@ -14,7 +14,7 @@ if ! rustup "+$toolchain" component list --installed 2>/dev/null | grep -q '^rus
   exit 0
 fi
 # One thread each, which no sanitizer is needed for, and most of the time that all take.
-one_thread=(bookkeeping:: many_streams:: sleep:: faults::any_ nothing_spoils_them memory_may_go_whichever a_copy_goes_by)
+one_thread=(bookkeeping:: many_streams:: sleep:: nothing_spoils_them memory_may_go_whichever a_copy_goes_by)
 # The addresses of a hundred devices, of which the sanitizer leaves too few.
 many_addresses=(faults::a_device_whose_first)
 # Two threads that are stopped and let go at each call in turn: what is unordered there is so in `sleep_threads`.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use crate::common::memory::used;
+use crate::common::memory::{read, used, write};
 use crate::common::{MEMORY, device, on_thread, stream};
 use gpupool::library::Library;
 use gpupool::library::simulated::SimulatedLibrary;
@@ -65,16 +65,6 @@ fn free(address: u64) -> Result<()> {
     unsafe { driver().memory_free(address) }
 }
 
-fn write(address: u64, value: u64) {
-    // SAFETY: the tests write only where something is mapped with access.
-    unsafe { std::ptr::with_exposed_provenance_mut::<u64>(address as usize).write_volatile(value) }
-}
-
-fn read(address: u64) -> u64 {
-    // SAFETY: the tests read only where something is mapped with access.
-    unsafe { std::ptr::with_exposed_provenance::<u64>(address as usize).read_volatile() }
-}
-
 #[track_caller]
 fn assert_code<T: fmt::Debug>(result: Result<T>, code: i32) {
     let error = result.unwrap_err();
@@ -90,7 +80,7 @@ fn assert_out_of_memory<T: fmt::Debug>(result: Result<T>) {
 
 #[test]
 fn bytes_survive_a_move_between_two_addresses() {
-    host!();
+    memory!();
     let driver = driver();
     let (from, to) = (driver.address_reserve(2 * PAGE).unwrap(), driver.address_reserve(4 * PAGE).unwrap());
     assert_eq!((from % PAGE, to % PAGE), (0, 0));
@@ -118,7 +108,7 @@ fn bytes_survive_a_move_between_two_addresses() {
 
 #[test]
 fn memory_that_was_freed_comes_back_empty() {
-    host!();
+    memory!();
     let driver = driver();
     let address = driver.address_reserve(PAGE).unwrap();
     for round in 0..3 {
@@ -137,7 +127,7 @@ fn memory_that_was_freed_comes_back_empty() {
 
 #[test]
 fn devices_have_bytes_of_their_own() {
-    host!();
+    memory!();
     let driver = driver();
     let address = driver.address_reserve(2 * PAGE).unwrap();
     for ordinal in 0..2 {
@@ -158,7 +148,7 @@ fn devices_have_bytes_of_their_own() {
 
 #[test]
 fn the_capacity_is_exact_and_never_scattered() {
-    host!();
+    memory!();
     let driver = driver();
     let small: Vec<_> = (0..MEMORY / PAGE).map(|_| driver.extent_create(location(0), PAGE).unwrap()).collect();
     assert_out_of_memory(driver.extent_create(location(0), PAGE));
@@ -182,7 +172,7 @@ fn the_capacity_is_exact_and_never_scattered() {
 
 #[test]
 fn sizes_and_addresses_are_whole_pages() {
-    host!();
+    memory!();
     let driver = driver();
     assert_eq!(driver.page_bytes(location(0)).unwrap(), PAGE);
     for bytes in [0, 1, PAGE - 1, PAGE + 4096] {
@@ -204,7 +194,7 @@ fn sizes_and_addresses_are_whole_pages() {
 
 #[test]
 fn mapping_refuses_what_is_not_free_reserved_and_alive() {
-    host!();
+    memory!();
     let driver = driver();
     let address = driver.address_reserve(4 * PAGE).unwrap();
     let [one, two] = [PAGE, 2 * PAGE].map(|bytes| driver.extent_create(location(0), bytes).unwrap());
@@ -235,7 +225,7 @@ fn mapping_refuses_what_is_not_free_reserved_and_alive() {
 
 #[test]
 fn unmapping_and_access_take_whole_mappings_only() {
-    host!();
+    memory!();
     let driver = driver();
     let address = driver.address_reserve(6 * PAGE).unwrap();
     let [two, one] = [2 * PAGE, PAGE].map(|bytes| driver.extent_create(location(0), bytes).unwrap());
@@ -266,7 +256,7 @@ fn unmapping_and_access_take_whole_mappings_only() {
 
 #[test]
 fn access_is_given_to_devices_one_by_one() {
-    host!();
+    memory!();
     let driver = driver();
     assert!(driver.supports_virtual_memory(location(0)).unwrap());
     assert!(driver.can_access_peer(device(0), device(1)).unwrap());
@@ -297,7 +287,7 @@ fn access_is_given_to_devices_one_by_one() {
 
 #[test]
 fn allocations_have_bytes_and_freeing_waits_for_their_device() {
-    host!();
+    memory!();
     let driver = driver();
     let (here, there) = (stream(0), stream(1));
     let bound = BoundDevice::new(driver, device(1)).unwrap();
@@ -322,7 +312,7 @@ fn allocations_have_bytes_and_freeing_waits_for_their_device() {
 
 #[test]
 fn the_ordered_calls_take_the_streams_device_and_do_not_wait() {
-    host!();
+    memory!();
     let stream = stream(1);
     submit(&stream).unwrap();
     // SAFETY: the stream is alive, and the memory is freed once.
@@ -391,7 +381,7 @@ fn clean_up(prepared: &Prepared) {
 
 #[test]
 fn memory_calls_spoil_captures_unless_the_thread_is_relaxed() {
-    host!();
+    memory!();
     for (name, attempt) in ATTEMPTS {
         let (prepared, captured) = (Arc::new(prepare()), stream(0));
         let before = used(0);
@@ -415,7 +405,7 @@ fn memory_calls_spoil_captures_unless_the_thread_is_relaxed() {
 
 #[test]
 fn reservations_and_questions_about_devices_spoil_no_capture() {
-    host!();
+    memory!();
     let captured = stream(0);
     begin_capture(&captured, CaptureMode::Global).unwrap();
     let address = driver().address_reserve(PAGE).unwrap();
@@ -430,7 +420,7 @@ type Question = fn(&Stream, &Event) -> Result<()>;
 
 #[test]
 fn asking_about_a_captured_event_or_stream_spoils_the_capture_in_any_mode() {
-    host!();
+    memory!();
     let (captured, event) = (stream(0), Event::new(device(0)).unwrap());
     let questions: [(Question, i32); 4] = [
         (|_, event| event.query().map(drop), 907),
@@ -456,7 +446,7 @@ fn asking_about_a_captured_event_or_stream_spoils_the_capture_in_any_mode() {
 
 #[test]
 fn what_was_exported_is_the_same_memory_and_stays_without_its_descriptor() {
-    host!();
+    memory!();
     let driver = driver();
     let before = used(0);
     let (address, other) = (driver.address_reserve(2 * PAGE).unwrap(), driver.address_reserve(2 * PAGE).unwrap());
@@ -487,7 +477,7 @@ fn what_was_exported_is_the_same_memory_and_stays_without_its_descriptor() {
 
 #[test]
 fn every_memory_call_can_fail_and_then_does_nothing() {
-    host!();
+    memory!();
     let attempts: [(Call, Attempt); 12] = [
         (Call::AddressReserve, |_| driver().address_reserve(PAGE).map(drop)),
         (Call::AddressFree, |p| give_up(p.address, 2 * PAGE)),
@@ -525,7 +515,7 @@ fn every_memory_call_can_fail_and_then_does_nothing() {
 
 #[test]
 fn memory_calls_are_counted() {
-    host!();
+    memory!();
     let driver = driver();
     let before = driver_calls();
     let address = driver.address_reserve(PAGE).unwrap();
@@ -542,30 +532,4 @@ fn memory_calls_are_counted() {
     assert_code(free(1), 1);
     assert_eq!(driver_calls(), before + 8);
     give_up(address, PAGE).unwrap();
-}
-
-#[test]
-fn threads_map_and_unmap_at_once() {
-    host!();
-    let before = used(0);
-    let threads: Vec<_> = (0..4)
-        .map(|number| {
-            std::thread::spawn(move || {
-                let address = driver().address_reserve(8 * PAGE).unwrap();
-                for turn in 0..200 {
-                    let at = address + turn % 8 * PAGE;
-                    let extent = driver().extent_create(location(0), PAGE).unwrap();
-                    map(at, PAGE, extent).unwrap();
-                    set_access(at, PAGE, &[device(0)]).unwrap();
-                    write(at, number << 32 | turn);
-                    release(extent).unwrap();
-                    assert_eq!(read(at), number << 32 | turn);
-                    unmap(at, PAGE).unwrap();
-                }
-                give_up(address, 8 * PAGE).unwrap();
-            })
-        })
-        .collect();
-    threads.into_iter().for_each(|thread| thread.join().unwrap());
-    assert_eq!(used(0), before);
 }

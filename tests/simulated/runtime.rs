@@ -11,7 +11,7 @@ use gpupool::{CaptureMode, CaptureStatus, Device, ErrorKind, Event, StatusKind, 
 
 #[test]
 fn work_is_done_when_told_to() {
-    host!();
+    memory!();
     let stream = stream(0);
     let first = submit(&stream).unwrap();
     let second = submit(&stream).unwrap();
@@ -27,7 +27,7 @@ fn work_is_done_when_told_to() {
 
 #[test]
 fn an_event_is_done_with_the_work_before_it_and_holds_a_waiting_stream_back() {
-    host!();
+    memory!();
     let (producer, consumer, event) = (stream(0), stream(0), Event::new(device(0)).unwrap());
     assert!(event.query().unwrap());
     let before = submit(&producer).unwrap();
@@ -48,7 +48,7 @@ fn an_event_is_done_with_the_work_before_it_and_holds_a_waiting_stream_back() {
 
 #[test]
 fn synchronizing_a_stream_completes_what_it_waits_for() {
-    host!();
+    memory!();
     let (producer, consumer, event) = (stream(0), stream(0), Event::new(device(0)).unwrap());
     submit(&producer).unwrap();
     event.record(&producer).unwrap();
@@ -60,7 +60,7 @@ fn synchronizing_a_stream_completes_what_it_waits_for() {
 
 #[test]
 fn an_unsafe_call_spoils_global_captures_and_ones_own() {
-    host!();
+    memory!();
     let (global, local) = (stream(0), stream(0));
     begin_capture(&global, CaptureMode::Global).unwrap();
     begin_capture(&local, CaptureMode::ThreadLocal).unwrap();
@@ -77,14 +77,14 @@ fn an_unsafe_call_spoils_global_captures_and_ones_own() {
 
 #[test]
 fn a_stream_of_another_device_is_no_stream_of_an_event() {
-    host!();
+    memory!();
     let error = Event::new(device(0)).unwrap().record(&stream(1)).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::InvalidValue(_)), "{error}");
 }
 
 #[test]
 fn a_stream_used_after_its_end_is_recognised() {
-    host!();
+    memory!();
     let raw = stream(0).raw().as_ptr();
     // SAFETY: the simulated streams tolerate an address that is no longer theirs, which is what is tested.
     let error = unsafe { Stream::from_raw(raw) }.unwrap_err();
@@ -93,7 +93,7 @@ fn a_stream_used_after_its_end_is_recognised() {
 
 #[test]
 fn a_foreign_stream_finds_its_device() {
-    host!();
+    memory!();
     let owned = stream(1);
     // SAFETY: `owned` outlives the view.
     let view = unsafe { Stream::from_raw(owned.raw().as_ptr()) }.unwrap();
@@ -102,7 +102,7 @@ fn a_foreign_stream_finds_its_device() {
 
 #[test]
 fn a_device_tells_what_it_is_and_what_is_free() {
-    host!();
+    memory!();
     let info = device_info(device(0)).unwrap();
     assert_eq!((info.name.as_str(), info.uuid, info.pci_bus_id, info.is_mig), ("simulated device", None, None, false));
     let free = info.free_bytes.unwrap();
@@ -115,7 +115,7 @@ fn a_device_tells_what_it_is_and_what_is_free() {
 
 #[test]
 fn faults_come_after_and_as_often_as_said() {
-    host!();
+    memory!();
     inject(Fault { call: Call::StreamCreate, kind: StatusKind::Other, after: 1, times: 2 });
     let results: Vec<_> = (0..4).map(|_| Stream::new(device(0)).is_ok()).collect();
     assert_eq!(results, [true, false, false, true]);
@@ -136,7 +136,7 @@ fn assert_refused<T: std::fmt::Debug>(outcome: gpupool::Result<T>, code: i32) {
 
 #[test]
 fn any_use_of_the_legacy_stream_spoils_the_captures_of_blocking_ones() {
-    host!();
+    memory!();
     let runtime = runtime::get().unwrap();
     let _bound = BoundDevice::new(runtime, device(0)).unwrap();
     let event = runtime.event_create().unwrap();
@@ -181,7 +181,7 @@ fn legacy_by_its_number() -> Stream {
 
 #[test]
 fn the_legacy_stream_can_be_used_beside_other_captures() {
-    host!();
+    memory!();
     let legacy = Stream::legacy(device(0)).unwrap();
     for captured in [stream(0), blocking(1)] {
         begin_capture(&captured, CaptureMode::Relaxed).unwrap();
@@ -194,7 +194,7 @@ fn the_legacy_stream_can_be_used_beside_other_captures() {
 
 #[test]
 fn the_legacy_stream_is_never_captured_and_each_threads_default_stream_on_its_own() {
-    host!();
+    memory!();
     assert_refused(begin_capture(&Stream::legacy(device(0)).unwrap(), CaptureMode::Relaxed), 900);
     let per_thread = Stream::per_thread(device(0)).unwrap();
     begin_capture(&per_thread, CaptureMode::Relaxed).unwrap();
@@ -211,7 +211,7 @@ fn the_legacy_stream_is_never_captured_and_each_threads_default_stream_on_its_ow
 
 #[test]
 fn no_call_of_gpupools_uses_the_legacy_stream_beside_a_capture() {
-    host!();
+    memory!();
     let (legacy, own, captured) = (Stream::legacy(device(0)).unwrap(), stream(0), blocking(0));
     let (event, recorded) = (Event::new(device(0)).unwrap(), Event::new(device(0)).unwrap());
     recorded.record(&own).unwrap();
@@ -265,7 +265,7 @@ impl Binds {
 
 #[test]
 fn guards_and_scopes_that_end_in_any_order_leave_the_device_of_the_innermost_of_the_rest() {
-    host!(3, 1 << 30);
+    memory!(3, 1 << 30);
     let current = || runtime::get().unwrap().current_device().unwrap();
     for found in [0, 1] {
         let _found = BoundDevice::new(runtime::get().unwrap(), device(found)).unwrap();
@@ -289,7 +289,7 @@ fn guards_and_scopes_that_end_in_any_order_leave_the_device_of_the_innermost_of_
 
 #[test]
 fn a_thread_captures_as_before_once_all_guards_have_ended_in_any_order() {
-    host!();
+    memory!();
     let runtime = runtime::get().unwrap();
     let mode = || {
         let mode = runtime.exchange_capture_mode(CaptureMode::Relaxed).unwrap();
