@@ -82,7 +82,7 @@ def differences(file: str) -> list[str]:
 
     That is compared as far as the file says how that code worked.
     """
-    then = of(file).get("works", {})
+    then: dict[str, float] = of(file).get("works", {})
     now = works() if then else {}
 
     def differs(what: str) -> bool:
