@@ -24,7 +24,7 @@ PLACES = {
 RUST = {
     "README.md": r"Rust (\d[\d.]*\d)",
     "docs/installing.md": r"Rust (\d[\d.]*\d)",
-    "docs/support.md": r"^\| Rust \| (\S+) or later",
+    "docs/support.md": r"^- \*\*Rust\*\*: (\S+) or later",
 }
 
 

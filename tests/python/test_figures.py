@@ -1,5 +1,6 @@
 """Figures in the README and the pages are what files of results say, and those files say of which code they are."""
 
+import gzip
 import json
 import re
 import sys
@@ -177,12 +178,14 @@ def test_figures_of_which_only_the_commit_is_known_are_compared_with_nothing(kep
     assert kept() == []
 
 
-def test_what_is_told_of_the_shipped_logs_is_what_their_replay_does():
-    # The same in every run, on any machine.
+def test_what_is_told_of_logs_is_what_their_replays_do(tmp_path, monkeypatch):
+    (tmp_path / "tests/data").mkdir(parents=True)
+    log = "Action,Pointer,Size,Stream\nallocate,0x1,6291456,0x0\nfree,0x1,0,0x0\n"
+    (tmp_path / "tests/data/a.csv.gz").write_bytes(gzip.compress(log.encode()))
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
     told = provenance._replayed()
-    assert told == provenance._replayed()
-    assert {name.rpartition(" ")[2] for name in told} == {"driver_calls", "moved_pages", "ratio"}
-    assert len(told) == 3 * len(list((guide.ROOT / "tests/data").glob("*.csv.gz")))
+    assert told["a.csv.gz driver_calls"] > 0
+    assert (told["a.csv.gz moved_pages"], told["a.csv.gz ratio"]) == (0, 1)
 
 
 def test_a_runs_files_get_what_is_known_of_it(tmp_path, monkeypatch):

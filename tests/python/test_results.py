@@ -12,7 +12,7 @@ PLACES = {
     "src": ("**/*.rs",),
     "python": ("**/*.py", "**/*.pyi"),
     "benches": ("*.py", "*.rs", "*.cpp", "*.toml"),
-    "examples": ("**/*.*",),
+    "examples": ("**/*.py", "**/*.rs", "**/*.cpp", "**/*.ipynb", "**/*.md"),
     "tests": ("**/*.py", "**/*.rs", "**/*.sh"),
 }
 
