@@ -180,6 +180,18 @@ fn full_but_for_a_segment(pool: &MemPool, stream: &Stream) -> [DeviceBuffer; 2] 
 }
 
 #[test]
+fn a_use_on_oom_pool_stands_in_for_the_default_pool() {
+    memory!();
+    let stream = stream(0);
+    let pool = builder().segments(true).use_on_oom(true).build().unwrap();
+    let _held = full_but_for_a_segment(&pool, &stream);
+    let found = empty(500 * MIB, &stream).unwrap();
+    assert_eq!((found.pool_id(), pool.stats().unwrap().live_blocks), (pool.id(), 2));
+    drop(found);
+    assert_eq!(pool.stats().unwrap().live_blocks, 1);
+}
+
+#[test]
 fn a_use_on_oom_pool_stands_in_for_every_pool_on_every_stream_in_their_order() {
     memory!();
     let (own, other, bystander) = (stream(0), stream(0), stream(0));

@@ -1,16 +1,41 @@
 //! A new stream may get the address of one that was destroyed, whose work goes on: it is another stream, and gets no memory
 //! that the former's work uses.
 
-use crate::common::memory::{MIB, foreign, use_buffer};
+use crate::common::memory::{MIB, empty_in, foreign, use_buffer};
 use crate::common::{device, stream};
 use gpupool::runtime::host::{begin_capture, complete_all, end_capture, replace_stream};
-use gpupool::{CaptureMode, Stream, empty, memory_stats};
+use gpupool::{CaptureMode, DeviceBuffer, MemPool, Stream, empty, empty_cache, memory_stats};
 
 /// The stream that stands at the address of this one, which is destroyed with its work pending.
 fn replaced(stream: &Stream) -> Stream {
     replace_stream(stream.raw(), device(0)).unwrap();
     // SAFETY: the new stream is never destroyed.
     unsafe { Stream::from_raw_on(stream.raw().as_ptr(), device(0)).unwrap() }
+}
+
+#[test]
+fn the_next_stream_at_the_address_waits_for_what_was_freed_on_the_former() {
+    memory!(2, 64 * MIB);
+    let pool = MemPool::builder().build().unwrap();
+    for bytes in [512, 3 * MIB, 40 * MIB] {
+        for allocate in [&|stream: &Stream| empty(bytes, stream), &|stream: &Stream| empty_in(&pool, bytes, stream)]
+            as [&dyn Fn(&Stream) -> gpupool::Result<DeviceBuffer>; 2]
+        {
+            let mut current = foreign();
+            for _ in 0..3 {
+                let buffer = allocate(&current).unwrap();
+                use_buffer(&current, &buffer);
+                drop(buffer);
+                let next = replaced(&current);
+                let buffer = allocate(&next).unwrap();
+                use_buffer(&next, &buffer);
+                drop(buffer);
+                current = next;
+            }
+            complete_all().unwrap();
+            empty_cache().unwrap();
+        }
+    }
 }
 
 #[test]
