@@ -85,6 +85,9 @@ static int enter(const char *name) {
 
 static void leave(int *status) { pthread_mutex_unlock(&mutex); }
 
+// Opens what is no function of the library or driver, and looks at what they share: alone.
+#define ALONE() int alone __attribute__((cleanup(leave), unused)) = pthread_mutex_lock(&mutex)
+
 // Opens every function: counted, alone, and failing if that is asked for. With -DSTUB this is what a toolkit has to link with.
 #ifdef STUB
 #define CALL() return 34
@@ -95,12 +98,10 @@ static void leave(int *status) { pthread_mutex_unlock(&mutex); }
 #endif
 
 int double_calls(const char *name) {
-  pthread_mutex_lock(&mutex);
+  ALONE();
   Count *count = counts;
   while (count && strcmp(count->name, name)) count = count->next;
-  int calls = count ? count->calls : 0;
-  pthread_mutex_unlock(&mutex);
-  return calls;
+  return count ? count->calls : 0;
 }
 
 __attribute__((destructor)) static void report(void) {

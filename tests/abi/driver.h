@@ -408,26 +408,36 @@ static int fill(void *stream, void *memory, int byte, size_t bytes) {
 int double_device(void) { return current_device(); }
 // -1 for a default stream, -2 for none.
 int double_device_of(void *stream) {
+  ALONE();
   Object *object = known("stream", (uintptr_t)stream);
   return is_default(stream) ? -1 : object ? object->device : -2;
 }
 // How large this memory is; 0 if it is none.
 int double_memory_mib(void *address) {
+  ALONE();
   Object *memory = known("memory", (uintptr_t)address);
   return memory ? memory->bytes >> 20 : 0;
 }
-int double_allocation_spoils(void) { return allocation_spoils(); }
+int double_allocation_spoils(void) {
+  ALONE();
+  return allocation_spoils();
+}
 // 1 begins a capture, with the next number, and 0 ends it.
 void double_set_capture(void *stream, int state) {
   static int last;
+  ALONE();
   Object *object = alive("stream", stream);
   if (state == 1) object->mappings = ++last;
   object->state = state;
 }
 void double_join_capture(void *stream, void *captured) {
+  ALONE();
   alive("stream", stream)->mappings = alive("stream", captured)->mappings;
   alive("stream", stream)->state = alive("stream", captured)->state;
 }
-int double_capture(void *stream) { return alive("stream", stream)->state; }
+int double_capture(void *stream) {
+  ALONE();
+  return alive("stream", stream)->state;
+}
 unsigned long double_used(int device) { return used[device]; }
 unsigned long double_used_of_host(void) { return used[PINNED] + used[MAX_DEVICES] + used[MAX_DEVICES + 1]; }

@@ -101,6 +101,7 @@ static void make(void **handle) {
 #ifdef CREATE
 int CREATE(void **handle) {
 #ifdef UNFINISHED
+  ALONE();
   make(handle);
 #endif
   CALL();
@@ -274,8 +275,12 @@ const char *double_changed(void *handle) {
 void double_pin(void *handle, int count) { ((Handle *)handle)->live_pinned += count; }
 // How many handles there are.
 int double_handles(void) {
+  ALONE();
   int count = 0;
   for (const Object *object = objects; object; object = object->next) count += !strcmp(object->kind, "handle");
   return count;
 }
-int double_is_destroyed(void *handle) { return !known("handle", (uintptr_t)handle); }
+int double_is_destroyed(void *handle) {
+  ALONE();
+  return !known("handle", (uintptr_t)handle);
+}
