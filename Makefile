@@ -59,14 +59,20 @@ help: ## list the targets
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/conda.txt
 	@touch $@
 
+# What counts who holds a GPU's memory, for programs that are started with it.
+WATCH := crates/watch/Cargo.toml
+WATCH_SOURCES := $(wildcard crates/watch/Cargo.* crates/watch/src/*.rs)
+
 # In a folder of its own, for Cargo calls it and the library for C both libgpupool.so.
 .venv/built: .venv/ready $(SOURCES)
 	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/maturin develop --quiet --target-dir target/python --features $(TEST_FEATURES) > /dev/null
 	@touch $@
 
 # The library for C and C++: with the features of Cargo.toml's dev-dependencies it is the crate that Rust's tests use.
-.venv/library: $(SOURCES)
+.venv/library: $(SOURCES) $(WATCH_SOURCES)
 	@mkdir -p .venv
+	cargo build --quiet --manifest-path $(WATCH) --target-dir target/watch
+	install -D -s target/watch/debug/libgpupool_watch.so python/gpupool/lib/libgpupool_watch.so
 	cargo build --quiet --features c-api,cudarc,fault-injection
 	install -D -s target/debug/libgpupool.so python/gpupool/lib/libgpupool.so.0
 	@touch $@
@@ -85,6 +91,8 @@ library: ## python/gpupool/lib: the library for C and C++, optimised, with its f
 	@rm -f .venv/library
 	cargo build --quiet --release --lib --features c-api
 	install -D -s target/release/libgpupool.so python/gpupool/lib/libgpupool.so.0
+	cargo build --quiet --release --manifest-path $(WATCH) --target-dir target/watch
+	install -D -s target/watch/release/libgpupool_watch.so python/gpupool/lib/libgpupool_watch.so
 	@echo "$(CURDIR)/python/gpupool/lib/libgpupool.so.0; the headers are in $(CURDIR)/python/gpupool/include"
 
 # How many processes Python's tests run in, and what pytest is told besides, as SKIPS=tests/skips.txt of CI.
@@ -186,6 +194,8 @@ lint: .venv/built .venv/clusters .venv/lint ## formatting, clippy, ruff, the stu
 	cargo fmt --check
 	cargo fmt --check --manifest-path tests/user_crate/Cargo.toml
 	cargo fmt --check --manifest-path crates/cuda-core/Cargo.toml
+	cargo fmt --check --manifest-path $(WATCH)
+	cargo clippy --quiet --manifest-path $(WATCH) --target-dir target/watch -- -D warnings
 	cargo clippy --quiet --all-targets -- -D warnings
 	cargo clippy --quiet --all-targets --features python -- -D warnings
 	cargo clippy --quiet --lib --features python -- -D warnings

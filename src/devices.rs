@@ -10,7 +10,7 @@ use crate::{handle, process, runtime};
 /// # Errors
 /// `ErrorKind::InvalidValue` if there is none; otherwise as [`runtime::get`].
 pub fn device(ordinal: i64) -> Result<Device> {
-    memory::watch_neighbours();
+    memory::begin();
     runtime::device(ordinal)
 }
 

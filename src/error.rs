@@ -146,6 +146,8 @@ pub struct OutOfMemory {
     pub total: u64,
     /// What gpupool holds on this device.
     pub users: Vec<MemoryUse>,
+    /// What other libraries of this process hold there; nothing is known of it unless the process is watched.
+    pub holders: Vec<MemoryHolder>,
     /// What this process's neighbours hold of the device, other processes that use gpupool; none unless neighbours are used.
     pub neighbours: Option<AskedNeighbours>,
 }
@@ -195,6 +197,21 @@ pub struct MemoryUse {
     pub bytes: u64,
     /// How much of that is in live blocks; none for a pool of handles.
     pub live_bytes: Option<u64>,
+}
+
+/// Others' code in this process that holds device memory, as `libgpupool_watch.so` counts it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MemoryHolder {
+    /// The library's name, such as NCCL; that of the file if no other is known.
+    pub name: String,
+    /// The file that asked the driver for it.
+    pub path: String,
+    /// Device memory in bytes; for a library with a handle pool, what its handles are not known to have.
+    pub bytes: u64,
+    /// The peak, with what handles have.
+    pub peak_bytes: u64,
+    /// Its allocations.
+    pub count: u64,
 }
 
 /// A pool without a handle for a request.
@@ -425,6 +442,11 @@ impl fmt::Display for OutOfMemory {
                 Some(live) => write!(f, " ({count} live block{s}, {})", Bytes(*live))?,
                 None => write!(f, " ({count} handle{s})")?,
             }
+        }
+        let mut before = ". Held by other libraries of this process:";
+        for MemoryHolder { name, bytes, .. } in self.holders.iter().filter(|holder| holder.bytes > 0) {
+            write!(f, "{before} {} {}", OneLine(name), Bytes(*bytes))?;
+            before = ",";
         }
         self.neighbours.iter().try_for_each(|neighbours| neighbours.fmt(f))?;
         f.write_str(self.advice())

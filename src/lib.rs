@@ -86,8 +86,8 @@ mod sync;
 
 pub use devices::{device, sleep};
 pub use error::{
-    AskedNeighbours, Cause, Error, ErrorKind, LibraryError, MemoryUse, NeighbourUse, OutOfMemory, PoolExhausted,
-    Result, StatusKind, Wanted,
+    AskedNeighbours, Cause, Error, ErrorKind, LibraryError, MemoryHolder, MemoryUse, NeighbourUse, OutOfMemory,
+    PoolExhausted, Result, StatusKind, Wanted,
 };
 pub use handle::{
     Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, CusparseLt, Custatevec, Cutensor, Cutensornet, Handle,

@@ -1,7 +1,7 @@
 //! Opening shared libraries and looking symbols up, with reasons for failures.
 
 use std::error::Error;
-use std::ffi::CStr;
+use std::ffi::{CStr, c_void};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -56,4 +56,10 @@ pub(crate) fn file_of(library: &Library, symbol: &CStr) -> Option<PathBuf> {
     // SAFETY: `dli_fname` is a string that lives as long as the library.
     let path = PathBuf::from(unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned());
     Some(path.canonicalize().unwrap_or(path))
+}
+
+/// Returns the address of a symbol that is seen in the whole process, such as one of a library that was loaded before it.
+pub(crate) fn symbol_of_process(name: &CStr) -> Option<*mut c_void> {
+    // SAFETY: the symbol is only looked up here.
+    unsafe { Library::this().get::<*mut c_void>(name) }.ok().map(|found| found.as_raw_ptr())
 }

@@ -3,7 +3,7 @@
 //! other processes, CUDA contexts, other allocators of this process. No lock is held during the driver call, and no
 //! thread is stopped: each cache and each pool is read separately.
 
-use crate::error::Result;
+use crate::error::{MemoryHolder, Result};
 use crate::handle::{self, HandleStats};
 use crate::ids::Device;
 use crate::memory::{self, MemoryStats, PoolSummary};
@@ -23,6 +23,10 @@ pub struct MemorySummary {
     pub pools: Vec<PoolSummary>,
     /// The counts of every handle pool that has been used, by the library's name.
     pub handles: Vec<(String, HandleStats)>,
+    /// What other libraries of this process hold, the largest first; empty unless the process is watched.
+    pub holders: Vec<MemoryHolder>,
+    /// What NVML counts for this process, with its contexts and code. None unless the process is watched.
+    pub process_bytes: Option<u64>,
 }
 
 impl MemorySummary {
@@ -37,14 +41,25 @@ impl MemorySummary {
         self.handles.iter().map(|(_, stats)| stats.workspace_bytes).sum()
     }
 
-    /// Returns the used memory that is not gpupool's, in bytes: other processes, CUDA contexts, other allocators of
-    /// this process. None if the driver does not report the free memory.
+    fn known_bytes(&self) -> u64 {
+        let held: u64 = self.holders.iter().map(|holder| holder.bytes).sum();
+        self.memory.total.reserved_bytes + self.handle_bytes() + self.workspace_bytes() + held
+    }
+
+    /// Returns what this process has beside what is known, in bytes: contexts, code, and what the driver needs. None
+    /// unless the process is watched.
+    pub fn context_bytes(&self) -> Option<u64> {
+        self.process_bytes.map(|bytes| bytes.saturating_sub(self.known_bytes()))
+    }
+
+    /// Returns the used memory that is neither gpupool's nor known to be another library's, in bytes: other processes,
+    /// CUDA contexts, other allocators of this process. None if the driver does not report the free memory.
     ///
     /// The memory of handles is measured when they are created, so this is as exact as that measurement; never less
     /// than 0.
     pub fn other_bytes(&self) -> Option<u64> {
         let info = self.info.as_ref().ok()?;
-        let known = self.memory.total.reserved_bytes + self.handle_bytes() + self.workspace_bytes();
+        let known = self.known_bytes() + self.context_bytes().unwrap_or(0);
         Some(info.total.saturating_sub(info.free).saturating_sub(known))
     }
 }
@@ -58,7 +73,8 @@ pub fn memory_summary(device: Device) -> Result<MemorySummary> {
     let device = runtime::existing(device)?;
     let (memory, pools) = memory::pool_summaries(device).unwrap_or_default();
     let handles = handle::handle_stats(Some(device))?;
-    Ok(MemorySummary { device, info: memory_info(device), memory, pools, handles })
+    let (holders, process_bytes) = (memory::holders(device.into()), memory::process_bytes(device));
+    Ok(MemorySummary { device, info: memory_info(device), memory, pools, handles, holders, process_bytes })
 }
 
 /// Works also while a stream is captured.

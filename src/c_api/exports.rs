@@ -7,13 +7,13 @@
 use std::ptr;
 
 use super::{Api, C_API, VERSION};
-use crate::memory::watch_neighbours;
+use crate::memory;
 
 /// Returns the table of functions that `gpupool.h` declares; null if this gpupool knows no such version of it.
 // SAFETY: the name begins with that of this library, and no other defines it.
 #[unsafe(no_mangle)]
 pub(super) extern "C" fn gpupool_get_api(version: u64) -> *const Api {
-    watch_neighbours();
+    memory::begin();
     if version <= VERSION { &raw const C_API } else { ptr::null() }
 }
 

@@ -125,7 +125,17 @@ impl DevicePool {
         let MemoryInfo { free, total } = runtime::memory_info(self.device).unwrap_or_default();
         let (location, wanted) = (self.device.into(), Wanted::Handle(self.library.handle_bytes()));
         let users = memory::users(location);
-        ErrorKind::OutOfMemory(OutOfMemory { refused, location, wanted, free, total, users, neighbours: None }).into()
+        ErrorKind::OutOfMemory(OutOfMemory {
+            refused,
+            location,
+            wanted,
+            free,
+            total,
+            users,
+            holders: memory::holders(location),
+            neighbours: None,
+        })
+        .into()
     }
 
     /// Destroys the idle and discarded handles, with their workspaces and those of graphs that are gone, and returns

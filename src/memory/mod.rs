@@ -88,7 +88,6 @@ pub use mem_pool::{MemPool, MemPoolBuilder};
 pub(crate) use peer::claim_unless_interrupted;
 #[cfg(all(feature = "fault-injection", feature = "python"))]
 pub(crate) use peer::set_clock;
-pub(crate) use peer::watch as watch_neighbours;
 pub use peer::{
     MemoryClaim, Neighbour, NeighbourPool, NeighbourSettings, ShareToken, SharedSummary, available_memory, claim,
     claim_within, neighbours, neighbours_with_pools, set_neighbour, shared_blocks,
@@ -97,8 +96,8 @@ pub use pinned::{
     PinnedBuffer, empty_pinned, empty_pinned_cache, empty_pinned_on_node, pinned_limit, pinned_stats,
     reset_peak_pinned_stats, set_pinned_limit, warm_pinned, warm_pinned_in_background,
 };
-pub(crate) use plug::LibraryMemory;
 pub use plug::{BareAllocate, BareFree, DEVICE_MEM_HANDLER, EmptyCache, PINNED_MEM_HANDLER, bare_feed, feed};
+pub(crate) use plug::{LibraryMemory, process_bytes};
 pub use pool::{MemoryLimit, PoolId, SegmentEvent, SegmentEventKind, SegmentGuard, graph_pool_handle};
 pub use pool_by_id::{begin_allocate_to_pool, end_allocate_to_pool, pool_use_count, release_pool};
 pub(crate) use range::reserve_range as reserve_range_of;
@@ -112,7 +111,7 @@ pub(crate) use route::allocate as allocate_block;
 pub use route::{CaptureScope, GraphMemory, PoolScope, PoolToken};
 #[cfg(feature = "python")]
 pub(crate) use serve::on_oom_as;
-pub(crate) use serve::{Allocation, Help, Helper, free as free_block, make_room_for, users};
+pub(crate) use serve::{Allocation, Help, Helper, free as free_block, holders, make_room_for, users};
 pub use serve::{OomGuard, on_oom, oom_callbacks};
 pub(crate) use sleep::sleep_pools;
 pub use sleep::{Backup, wake};
@@ -173,6 +172,13 @@ pub fn allocate(nbytes: u64, stream: &Stream) -> Result<u64> {
 pub unsafe fn deallocate(address: u64, on: Option<&Stream>) -> Result<()> {
     process::refuse_forked()?;
     serve::free(serve::find(address, None)?, on)
+}
+
+/// Lets requests ask neighbours, and others in the process ask this one, if these are there. Cheap: every program calls it as
+/// it begins.
+pub(crate) fn begin() {
+    peer::watch();
+    plug::join();
 }
 
 /// Prevents a block, once freed, from being reused before the work that the stream has at that time is done. The stream

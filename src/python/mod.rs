@@ -118,7 +118,7 @@ mod _native {
         error::add_exceptions(module)?;
         logging::install();
         crate::sync::set_detach(ffi::interpreter::wait_detached);
-        crate::memory::watch_neighbours();
+        crate::memory::begin();
         // Python calls the finalizer of a class only where it was set.
         for class in [module.py().get_type::<mem_pool::PyMemPool>(), module.py().get_type::<range::PyMemoryRange>()] {
             class.setattr("__del__", class.getattr("__del__")?)?;

@@ -120,6 +120,15 @@ pub(crate) fn summarize<'py>(py: Python<'py>, device: Option<Device>) -> PyResul
             "processes": block.processes,
         }))
     });
+    let holders = found.holders.iter().map(|holder| {
+        Ok(with_items!(PyDict::new(py), {
+            "name": holder.name.as_str(),
+            "path": holder.path.as_str(),
+            "nbytes": holder.bytes,
+            "peak_bytes": holder.peak_bytes,
+            "allocations": holder.count,
+        }))
+    });
     let libraries = found
         .handles
         .iter()
@@ -128,6 +137,7 @@ pub(crate) fn summarize<'py>(py: Python<'py>, device: Option<Device>) -> PyResul
         "device": device,
         "handle_bytes": found.handle_bytes(),
         "workspace_bytes": found.workspace_bytes(),
+        "context_bytes": found.context_bytes(),
         "other_bytes": found.other_bytes(),
         "used_bytes": info.ok().map(|info| info.total.saturating_sub(info.free)),
         "free_bytes": info.ok().map(|info| info.free),
@@ -135,6 +145,7 @@ pub(crate) fn summarize<'py>(py: Python<'py>, device: Option<Device>) -> PyResul
         "driver_error": info.err().map(ToString::to_string),
         "pools": found.pools.iter().map(|pool| of_pool(py, pool)).collect::<PyResult<Vec<_>>>()?,
         "shared": shared.collect::<PyResult<Vec<_>>>()?,
+        "holders": holders.collect::<PyResult<Vec<_>>>()?,
         "libraries": libraries.collect::<PyResult<Vec<_>>>()?,
     }))
 }

@@ -114,8 +114,17 @@ fn without_addresses(error: Error, location: MemoryLocation, bytes: u64) -> Erro
         ErrorKind::Library(refused) if refused.kind == StatusKind::OutOfMemory => {
             let MemoryInfo { free, total } = runtime::memory_info(location).unwrap_or_default();
             let (wanted, users) = (Wanted::Addresses(bytes), Vec::new());
-            ErrorKind::OutOfMemory(OutOfMemory { refused, location, wanted, free, total, users, neighbours: None })
-                .into()
+            ErrorKind::OutOfMemory(OutOfMemory {
+                refused,
+                location,
+                wanted,
+                free,
+                total,
+                users,
+                holders: Vec::new(),
+                neighbours: None,
+            })
+            .into()
         }
         other => other.into(),
     }

@@ -26,10 +26,11 @@ use crate::memory::device::{Patience, be_thread_for_others, wake};
 use crate::memory::limits::reserved_on;
 use crate::memory::serve::{Help, trim_some, without_callbacks};
 use crate::memory::sleep::sleep_for_others;
-use crate::memory::tuning::{ASKED_LATELY, PATIENCE, RETRY, RETRY_MOST};
+use crate::memory::tuning::{ASKED_LATELY, PATIENCE, RETRY, RETRY_MOST, WAIT};
 use crate::observe::Activity;
 use crate::observe::nvtx;
 use crate::observe::target::MEMORY;
+use crate::process;
 use crate::runtime::KnownUuids;
 use crate::sync::{ThisThread, lock};
 
@@ -91,7 +92,7 @@ impl AskedGive {
 
     fn give(&self, device: Device) -> u64 {
         let activity = Activity::begin_of(self.bytes, format_args!("give memory to a neighbour"));
-        let given = give(device, self.spare, self.bytes, self.until);
+        let given = give(device, self.spare, self.bytes, limits_on(device).guarantee, self.until);
         if let Some(caches) = DeviceCaches::known(device) {
             caches.neighbours.give(given);
         }
@@ -172,19 +173,38 @@ fn next(patience: Duration) -> Option<AskedGive> {
 fn give_unasked() {
     for device in DeviceCaches::of_devices().filter_map(|caches| caches.memory.location.device()) {
         let held = reserved_on(device);
-        if let Some(most) = limits_on(device).most.filter(|most| held > *most) {
-            give(device, Spare::Free, held - most, Instant::now());
+        let limits = limits_on(device);
+        if let Some(most) = limits.most.filter(|most| held > *most) {
+            give(device, Spare::Free, held - most, limits.guarantee, Instant::now());
         }
     }
 }
 
-/// Gives back at most about so many bytes of a device, and returns how many the driver has by then.
-fn give(device: Device, spare: Spare, asked: u64, until: Instant) -> u64 {
+/// Gives back about so many bytes of a device for a call that found none, of others' code in this process, and then has
+/// neighbours do so; returns how many the driver has by then. What is guaranteed to this process is its own to give.
+pub(in crate::memory) fn give_way(device: Device, bytes: u64) -> u64 {
+    if process::is_forked() {
+        return 0;
+    }
+    let until = Instant::now() + WAIT;
+    let mut given: u64 = 0;
+    for spare in Spare::ALL {
+        if given < bytes {
+            given += give(device, spare, bytes - given, 0, until);
+        }
+    }
+    let left = bytes.saturating_sub(given);
+    given + if left > 0 { Help::Neighbours.give(device, left).unwrap_or(0) } else { 0 }
+}
+
+/// Gives back at most about so many bytes of a device, and none below what is to be kept; returns how many the driver has
+/// by then.
+fn give(device: Device, spare: Spare, asked: u64, kept: u64, until: Instant) -> u64 {
     let Some(caches) = DeviceCaches::known(device) else { return 0 };
     let gone = gone_since(caches);
     let division = Division::of(device);
     let held = held_on(device, &division);
-    let above = division.reserved.saturating_sub(limits_on(device).guarantee);
+    let above = division.reserved.saturating_sub(kept);
     let above = match spare {
         // What a claim is to be taken from, in this process's cache, it keeps.
         Spare::Free => above.min(division.free.saturating_sub(held.unwrap_or(0))),

@@ -60,6 +60,7 @@ pub use available::{available_memory, claim, claim_within};
 pub use claims::MemoryClaim;
 #[cfg(all(feature = "fault-injection", feature = "python"))]
 pub(crate) use claims::set_clock;
+pub(in crate::memory) use giving::give_way;
 pub use help::set_neighbour;
 pub(crate) use help::{join, watch};
 pub use listing::{Neighbour, NeighbourPool, neighbours, neighbours_with_pools};

@@ -8,6 +8,7 @@ mod fence;
 mod library_memory;
 #[cfg(feature = "python")]
 mod torch_allocator;
+mod watch;
 
 #[cfg(feature = "python")]
 pub(crate) use self::{
@@ -19,3 +20,5 @@ pub(crate) use allocators::{free_behind, free_in_order};
 pub use feed::{BareAllocate, BareFree, EmptyCache, bare_feed, feed};
 pub(crate) use feed::{allocate_to_feed, default_pool, free_to_feed};
 pub(crate) use library_memory::LibraryMemory;
+pub(in crate::memory) use watch::join;
+pub(crate) use watch::process_bytes;

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use super::extents::is_no_memory;
-use crate::error::{AskedNeighbours, Bytes, Error, ErrorKind, MemoryUse, OutOfMemory, Result, Wanted};
+use crate::error::{AskedNeighbours, Bytes, Error, ErrorKind, MemoryHolder, MemoryUse, OutOfMemory, Result, Wanted};
 use crate::ids::{Device, MemoryLocation};
 use crate::memory::cache::{ALL, DeviceCaches, is_recorded, note_oom};
 use crate::memory::device::call_out;
@@ -157,8 +157,8 @@ fn explained(location: MemoryLocation, wanted: Wanted, info: MemoryInfo, refused
         other => return other.into(),
     };
     let MemoryInfo { free, total } = info;
-    let (users, neighbours) = (users(location), asked_neighbours(location));
-    ErrorKind::OutOfMemory(OutOfMemory { refused, location, wanted, free, total, users, neighbours }).into()
+    let (users, holders, neighbours) = (users(location), holders(location), asked_neighbours(location));
+    ErrorKind::OutOfMemory(OutOfMemory { refused, location, wanted, free, total, users, holders, neighbours }).into()
 }
 
 /// Counts a failed request, and returns the error that says what holds the memory, also where a callback interrupted it;
@@ -193,6 +193,11 @@ pub(crate) trait Helper: Sync {
         Vec::new()
     }
 
+    /// Returns what others' code in the process holds of a device.
+    fn holders(&self, _device: Device) -> Vec<MemoryHolder> {
+        Vec::new()
+    }
+
     /// Called once this process has memory on a device.
     fn settle_on(&self, _device: Device) {}
 
@@ -212,9 +217,11 @@ pub(crate) trait Helper: Sync {
 pub(crate) enum Help {
     IdleHandles,
     Neighbours,
+    /// They give nothing, and are known to hold some.
+    Others,
 }
 
-static HELPERS: [OnceLock<&'static dyn Helper>; 2] = [const { OnceLock::new() }; 2];
+static HELPERS: [OnceLock<&'static dyn Helper>; 3] = [const { OnceLock::new() }; 3];
 
 impl Help {
     /// Sets who gives this, for the life of the process.
@@ -277,4 +284,17 @@ pub(crate) fn users(location: MemoryLocation) -> Vec<MemoryUse> {
     let used = pools.into_iter().map(describe).filter(|used| used.bytes > 0);
     let handles = Help::IdleHandles.with(location, |pools, device| pools.users(device));
     used.chain(handles.unwrap_or_default()).collect()
+}
+
+/// Returns what others' code in the process holds of the memory there, beyond what is counted as of handles; nothing is
+/// known of it unless the process is watched.
+pub(crate) fn holders(location: MemoryLocation) -> Vec<MemoryHolder> {
+    let mut found = Help::Others.with(location, |others, device| others.holders(device)).unwrap_or_default();
+    let handles = Help::IdleHandles.with(location, |pools, device| pools.users(device)).unwrap_or_default();
+    for holder in &mut found {
+        let of_handles =
+            handles.iter().filter(|used| used.pool.eq_ignore_ascii_case(&holder.name)).map(|used| used.bytes);
+        holder.bytes = holder.bytes.saturating_sub(of_handles.sum());
+    }
+    found
 }

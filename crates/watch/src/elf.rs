@@ -1,0 +1,129 @@
+//! The objects of the process, as the dynamic linker has loaded them: which one an address belongs to, and where one
+//! defines a symbol. The linker's own functions would answer for the caller, which is this library, and take the lock
+//! that a library under construction holds.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::mem;
+use std::ops::Range;
+
+use libc::{PT_DYNAMIC, PT_LOAD, dl_phdr_info};
+
+#[cfg(target_pointer_width = "64")]
+use libc::{Elf64_Phdr as Segment, Elf64_Sym as Symbol};
+
+const DT_NULL: usize = 0;
+const DT_STRTAB: usize = 5;
+const DT_SYMTAB: usize = 6;
+const DT_GNU_HASH: usize = 0x6fff_fef5;
+
+/// An object in the order in which they were loaded, which is the order in which the linker looks for a symbol.
+#[derive(Clone, Copy)]
+pub(crate) struct Object {
+    base: usize,
+    segments: &'static [Segment],
+    name: *const c_char,
+    /// How many objects were loaded and unloaded until now.
+    pub(crate) changes: u64,
+}
+
+/// Calls a function with each object, until it returns something.
+pub(crate) fn each<R>(mut call: impl FnMut(Object) -> Option<R>) -> Option<R> {
+    struct Search<'a, R> {
+        call: &'a mut dyn FnMut(Object) -> Option<R>,
+        found: Option<R>,
+    }
+    unsafe extern "C" fn step<R>(info: *mut dl_phdr_info, _size: usize, search: *mut c_void) -> c_int {
+        // SAFETY: the linker passes its description of an object and what `each` has passed on.
+        let (info, search) = unsafe { (&*info, &mut *search.cast::<Search<'_, R>>()) };
+        // SAFETY: the linker keeps an object's headers while it is loaded, and nothing here keeps them longer.
+        let segments = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
+        let changes = info.dlpi_adds + info.dlpi_subs;
+        search.found = (search.call)(Object { base: info.dlpi_addr as usize, segments, name: info.dlpi_name, changes });
+        search.found.is_some().into()
+    }
+    let mut search = Search { call: &mut call, found: None };
+    // SAFETY: `step` is called before this returns, with the search.
+    unsafe { libc::dl_iterate_phdr(Some(step::<R>), (&raw mut search).cast()) };
+    search.found
+}
+
+impl Object {
+    /// Returns the file's path; empty for the program.
+    pub(crate) fn path(&self) -> &CStr {
+        if self.name.is_null() {
+            return c"";
+        }
+        // SAFETY: the linker's name of an object is a string that lives as long as the object.
+        unsafe { CStr::from_ptr(self.name) }
+    }
+
+    /// Returns the addresses from its first to its last byte.
+    pub(crate) fn range(&self) -> Range<usize> {
+        let loaded = self.segments.iter().filter(|segment| segment.p_type == PT_LOAD);
+        let (mut first, mut end) = (usize::MAX, 0);
+        for segment in loaded {
+            first = first.min(self.base + segment.p_vaddr as usize);
+            end = end.max(self.base + (segment.p_vaddr + segment.p_memsz) as usize);
+        }
+        first..end
+    }
+
+    /// Returns the address at which it defines a function.
+    pub(crate) fn definition(&self, name: &CStr) -> Option<usize> {
+        let dynamic = self.segments.iter().find(|segment| segment.p_type == PT_DYNAMIC)?;
+        let mut entry = (self.base + dynamic.p_vaddr as usize) as *const [usize; 2];
+        let (mut strings, mut symbols, mut hash) = (0, 0, 0);
+        loop {
+            // SAFETY: the linker has loaded this section, which ends with DT_NULL.
+            let [tag, value] = unsafe { *entry };
+            // The linker has added the base, but not for what the kernel provides.
+            let address = if value < self.base { value + self.base } else { value };
+            match tag {
+                DT_NULL => break,
+                DT_STRTAB => strings = address,
+                DT_SYMTAB => symbols = address,
+                DT_GNU_HASH => hash = address,
+                _ => {}
+            }
+            // SAFETY: DT_NULL was not reached.
+            entry = unsafe { entry.add(1) };
+        }
+        if strings == 0 || symbols == 0 || hash == 0 {
+            return None;
+        }
+        // SAFETY: the three are the addresses of the tables of a loaded object.
+        unsafe { look_up(name, strings as *const c_char, symbols as *const Symbol, hash as *const u32) }
+            .map(|offset| self.base + offset)
+    }
+}
+
+/// Returns the value of a defined symbol, by the table DT_GNU_HASH (`elf/dl-lookup.c` of glibc describes it by its code).
+///
+/// # Safety
+/// The addresses are those of one object's tables.
+unsafe fn look_up(name: &CStr, strings: *const c_char, symbols: *const Symbol, table: *const u32) -> Option<usize> {
+    let hash = name.to_bytes().iter().fold(5381_u32, |hash, &byte| hash.wrapping_mul(33).wrapping_add(byte.into()));
+    // SAFETY: the table begins with these four numbers; then come the words of a filter, the buckets, and the chains.
+    unsafe {
+        let [buckets, first, words, _] = *table.cast::<[u32; 4]>();
+        let bucket = table.add(4 + words as usize * (mem::size_of::<usize>() / mem::size_of::<u32>()));
+        let chains = bucket.add(buckets as usize);
+        let mut index = if buckets == 0 { 0 } else { *bucket.add((hash % buckets) as usize) };
+        if index < first {
+            return None;
+        }
+        loop {
+            let found = *chains.add((index - first) as usize);
+            let symbol = &*symbols.add(index as usize);
+            // The lowest bit ends a chain.
+            let is_meant = found | 1 == hash | 1 && CStr::from_ptr(strings.add(symbol.st_name as usize)) == name;
+            if is_meant && symbol.st_shndx != 0 && symbol.st_value != 0 {
+                return Some(symbol.st_value as usize);
+            }
+            if found & 1 == 1 {
+                return None;
+            }
+            index += 1;
+        }
+    }
+}

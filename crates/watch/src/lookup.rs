@@ -1,0 +1,222 @@
+//! How programs find the driver's functions, and what they find: the linker's `dlsym` and `dlvsym` stand in for themselves
+//! here. All other names go on to the next `dlsym` as if it had been called by the program, which it tells by its return
+//! address: so that is a jump.
+
+use std::arch::naked_asm;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::mem;
+use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::calls::Call;
+use crate::elf::{self, Object};
+use crate::members;
+
+type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
+type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
+
+/// What the jump needs: where to, or the answer.
+#[repr(C)]
+struct Found {
+    address: usize,
+    is_answer: usize,
+}
+
+/// As the linker's `dlsym`.
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+    #[cfg(target_arch = "x86_64")]
+    naked_asm!(
+        ".cfi_startproc",
+        "push rdi", "push rsi", "sub rsp, 8", ".cfi_adjust_cfa_offset 24",
+        "mov rdx, [rsp + 24]",
+        "call {find}",
+        "add rsp, 8", "pop rsi", "pop rdi", ".cfi_adjust_cfa_offset -24",
+        "test rdx, rdx", "jz 2f", "ret",
+        "2: jmp rax",
+        ".cfi_endproc",
+        find = sym find
+    );
+    #[cfg(target_arch = "aarch64")]
+    naked_asm!(
+        ".cfi_startproc",
+        "stp x29, x30, [sp, #-32]!", ".cfi_def_cfa_offset 32", ".cfi_offset x29, -32", ".cfi_offset x30, -24",
+        "stp x0, x1, [sp, #16]",
+        "mov x2, x30",
+        "bl {find}",
+        "mov x16, x0", "mov x17, x1",
+        "ldp x0, x1, [sp, #16]", "ldp x29, x30, [sp], #32", ".cfi_def_cfa_offset 0",
+        "cbz x17, 2f", "mov x0, x16", "ret",
+        "2: br x16",
+        ".cfi_endproc",
+        find = sym find
+    );
+}
+
+/// As the linker's `dlvsym`.
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+unsafe extern "C" fn dlvsym(handle: *mut c_void, name: *const c_char, version: *const c_char) -> *mut c_void {
+    #[cfg(target_arch = "x86_64")]
+    naked_asm!(
+        ".cfi_startproc",
+        "push rdi", "push rsi", "push rdx", ".cfi_adjust_cfa_offset 24",
+        "mov rcx, [rsp + 24]",
+        "call {find}",
+        "mov rcx, rdx",
+        "pop rdx", "pop rsi", "pop rdi", ".cfi_adjust_cfa_offset -24",
+        "test rcx, rcx", "jz 2f", "ret",
+        "2: jmp rax",
+        ".cfi_endproc",
+        find = sym find_version
+    );
+    #[cfg(target_arch = "aarch64")]
+    naked_asm!(
+        ".cfi_startproc",
+        "stp x29, x30, [sp, #-48]!", ".cfi_def_cfa_offset 48", ".cfi_offset x29, -48", ".cfi_offset x30, -40",
+        "stp x0, x1, [sp, #16]", "str x2, [sp, #32]",
+        "mov x3, x30",
+        "bl {find}",
+        "mov x16, x0", "mov x17, x1",
+        "ldp x0, x1, [sp, #16]", "ldr x2, [sp, #32]", "ldp x29, x30, [sp], #48", ".cfi_def_cfa_offset 0",
+        "cbz x17, 2f", "mov x0, x16", "ret",
+        "2: br x16",
+        ".cfi_endproc",
+        find = sym find_version
+    );
+}
+
+/// The address of the next `dlsym` and `dlvsym`: the linker's, or another library's that stands in for those.
+static NEXT: [(&CStr, AtomicUsize); 2] = [(c"dlsym", AtomicUsize::new(0)), (c"dlvsym", AtomicUsize::new(0))];
+
+fn next(which: usize) -> usize {
+    let (name, address) = &NEXT[which];
+    let known = address.load(Ordering::Relaxed);
+    if known != 0 {
+        return known;
+    }
+    let found = first_after(dlsym as Dlsym as usize, name).unwrap_or(not_there as Dlsym as usize);
+    address.store(found, Ordering::Relaxed);
+    found
+}
+
+/// Stands in for a `dlvsym` that a C library lacks.
+unsafe extern "C" fn not_there(_handle: *mut c_void, _name: *const c_char) -> *mut c_void {
+    ptr::null_mut()
+}
+
+/// Returns where the first object after the one that has an address defines a symbol, as the linker has it for RTLD_NEXT.
+fn first_after(address: usize, symbol: &CStr) -> Option<usize> {
+    let mut is_after = false;
+    elf::each(|object| {
+        if !is_after {
+            is_after = object.range().contains(&address);
+            return None;
+        }
+        object.definition(symbol)
+    })
+}
+
+/// Returns whether the object of one address was loaded before that of the other.
+fn is_before(address: usize, other: usize) -> bool {
+    let has = |object: Object| {
+        let range = object.range();
+        if range.contains(&other) { Some(false) } else { range.contains(&address).then_some(true) }
+    };
+    elf::each(has).unwrap_or(false)
+}
+
+/// Returns what the linker finds by a handle, as if this library had asked.
+fn ask(handle: *mut c_void, name: &CStr, version: Option<&CStr>) -> Option<usize> {
+    // SAFETY: the addresses are those of functions of these types, and the handle is the program's.
+    let found = unsafe {
+        match version {
+            None => mem::transmute::<usize, Dlsym>(next(0))(handle, name.as_ptr()),
+            Some(version) => mem::transmute::<usize, Dlvsym>(next(1))(handle, name.as_ptr(), version.as_ptr()),
+        }
+    };
+    (!found.is_null()).then_some(found as usize)
+}
+
+/// Returns what the exported function of this name stands before.
+pub(crate) fn next_after_us(symbol: &CStr) -> Option<usize> {
+    ask(libc::RTLD_NEXT, symbol, None)
+}
+
+/// Returns a function of the driver that is loaded, as by a handle of it: also where no other object sees it.
+pub(crate) fn of_driver(symbol: &CStr) -> Option<usize> {
+    // SAFETY: the driver is opened only if it is there, and stays open.
+    let driver = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+    if driver.is_null() { None } else { ask(driver, symbol, None) }
+}
+
+unsafe extern "C" fn find(handle: *mut c_void, name: *const c_char, caller: usize) -> Found {
+    // SAFETY: the program passes a name.
+    let name = unsafe { CStr::from_ptr(name) };
+    found(handle, name, None, caller).map_or(Found { address: next(0), is_answer: 0 }, answer)
+}
+
+unsafe extern "C" fn find_version(
+    handle: *mut c_void,
+    name: *const c_char,
+    version: *const c_char,
+    caller: usize,
+) -> Found {
+    // SAFETY: the program passes a name and a version.
+    let (name, version) = unsafe { (CStr::from_ptr(name), CStr::from_ptr(version)) };
+    found(handle, name, Some(version), caller).map_or(Found { address: next(1), is_answer: 0 }, answer)
+}
+
+fn answer(address: usize) -> Found {
+    Found { address, is_answer: 1 }
+}
+
+/// Returns what a program that asks for a name gets instead of what the linker finds; none where it is to ask on.
+fn found(handle: *mut c_void, name: &CStr, version: Option<&CStr>, caller: usize) -> Option<usize> {
+    let is_next = handle == libc::RTLD_NEXT;
+    if let Some(which) = NEXT.iter().position(|(own, _)| *own == name) {
+        // Another library that stands in for `dlsym` asks for the next one. If it comes after this one, that is not ours.
+        let us = [dlsym as Dlsym as usize, dlvsym as Dlvsym as usize][which];
+        let is_ours = if is_next { is_before(caller, us) } else { ask(handle, name, version) == Some(next(which)) };
+        return is_ours.then_some(us);
+    }
+    let call = name.to_bytes().starts_with(b"cu").then(|| Call::of_symbol(name))??;
+    if members::is_one_of(caller) {
+        return None;
+    }
+    let mut address = if is_next && is_before(caller, call.exported()) {
+        // This library is what comes next, if the function is there at all.
+        of_driver(name).or_else(|| next_after_us(name)).map(|_| call.exported())
+    } else if is_next {
+        first_after(caller, name)
+    } else {
+        ask(handle, name, version)
+    };
+    if address == Some(call.exported()) && !is_next {
+        // As everybody sees this library's, whether or not the driver has such a function.
+        address = of_driver(name).or_else(|| next_after_us(name)).map(|_| call.exported());
+    }
+    let Some(address) = address else {
+        // The linker's reason for it is the program's to ask for.
+        return Some(0);
+    };
+    // One for what was tried before is not.
+    // SAFETY: it only forgets the thread's last error of the linker.
+    unsafe { libc::dlerror() };
+    Some(call.stand_in_for(address))
+}
+
+/// Puts what stands in for a function in the place to which `cuGetProcAddress` has written its address.
+///
+/// # Safety
+/// These are the arguments of a call that succeeded.
+pub(crate) unsafe fn replace(name: *const c_char, place: *mut usize, version: c_int) {
+    // SAFETY: the call has taken the name, and written to the place unless that is null.
+    let (name, Some(address)) = (unsafe { (CStr::from_ptr(name), place.as_mut()) }) else { return };
+    if let Some(call) = Call::of_name(name, version)
+        && *address != 0
+    {
+        *address = call.stand_in_for(*address);
+    }
+}

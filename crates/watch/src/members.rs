@@ -1,0 +1,88 @@
+//! Those that give way: each gpupool in the process, as a wheel and the library for C and C++ may both be there. They ask for
+//! this library by its one table, [`gpupool_watch`].
+
+use std::ffi::{c_char, c_int, c_void};
+use std::ops::Range;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+
+use crate::passing::Giving;
+use crate::{driver, elf, holders};
+
+/// Gives back at least so many bytes of a device, if there are as many, and returns how many the driver has by then.
+type GiveWay = unsafe extern "C" fn(device: c_int, bytes: u64) -> u64;
+/// Told of a holder: its name, its file's path, the bytes that it holds and held at most, and its live allocations.
+type Tell = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char, u64, u64, u64);
+
+/// What gpupool finds this library by.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Table {
+    /// It is of this size, which grows with what it has.
+    size: usize,
+    /// Has this function asked from now on, and calls of the object that it is in passed on as they are. 0 where no more
+    /// can be kept.
+    join: unsafe extern "C" fn(GiveWay) -> c_int,
+    /// Tells of each that holds memory of a device, the largest first.
+    holders: unsafe extern "C" fn(c_int, Tell, *mut c_void),
+    /// Returns what NVML counts for the process on a device; 0 if it does not say.
+    process_bytes: unsafe extern "C" fn(c_int) -> u64,
+}
+
+/// The table.
+#[unsafe(no_mangle)]
+pub static gpupool_watch: Table =
+    Table { size: std::mem::size_of::<Table>(), join, holders: holders::tell, process_bytes };
+
+unsafe extern "C" fn process_bytes(device: c_int) -> u64 {
+    driver::process_bytes(device).unwrap_or(0)
+}
+
+struct Member {
+    give_way: AtomicPtr<()>,
+    first: AtomicUsize,
+    end: AtomicUsize,
+}
+
+/// More than there are gpupools in a process.
+static MEMBERS: [Member; 8] = [const {
+    Member { give_way: AtomicPtr::new(std::ptr::null_mut()), first: AtomicUsize::new(0), end: AtomicUsize::new(0) }
+}; 8];
+
+unsafe extern "C" fn join(give_way: GiveWay) -> c_int {
+    let address = give_way as usize;
+    let range = elf::each(|object| Some(object.range()).filter(|range| range.contains(&address)));
+    let Range { start, end } = range.unwrap_or(address..address + 1);
+    for member in &MEMBERS {
+        let free = std::ptr::null_mut();
+        if member.give_way.compare_exchange(free, give_way as *mut (), Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            member.end.store(end, Ordering::Relaxed);
+            member.first.store(start, Ordering::Release);
+            return 1;
+        }
+    }
+    0
+}
+
+/// Returns whether an address is in the object of one of them.
+pub(crate) fn is_one_of(address: usize) -> bool {
+    MEMBERS.iter().any(|member| {
+        let first = member.first.load(Ordering::Acquire);
+        first != 0 && (first..member.end.load(Ordering::Relaxed)).contains(&address)
+    })
+}
+
+/// Has them give back so many bytes of a device; returns how many the driver has by then.
+pub(crate) fn give_way(device: c_int, bytes: u64, _giving: &Giving) -> u64 {
+    let mut given = 0;
+    for member in &MEMBERS {
+        let address = member.give_way.load(Ordering::Acquire);
+        if address.is_null() || given >= bytes {
+            break;
+        }
+        // SAFETY: `join` has kept the address of such a function.
+        let give_way: GiveWay = unsafe { std::mem::transmute(address) };
+        // SAFETY: it may be called on any thread that has no lock of ours, which the guard shows.
+        given += unsafe { give_way(device, bytes - given) };
+    }
+    given
+}

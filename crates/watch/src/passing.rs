@@ -1,0 +1,208 @@
+//! A call on its way: passed on, counted if it succeeds, and made again where the driver had no memory and somebody gave
+//! way. No lock is held while the driver, or who gives way, is called.
+
+use std::cell::Cell;
+use std::ffi::c_int;
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::calls::{Arguments, Call, Function, Kind, Place};
+use crate::driver::{self, NOT_FOUND, OUT_OF_MEMORY, SUCCESS};
+use crate::holders::{self, Block, Leaving};
+use crate::{lookup, members, objects};
+
+/// What is asked for besides what is missing, in turn: the driver may need some for itself, or in one piece. The first is
+/// what calls are given whose need nobody tells: code and contexts take some hundred megabytes at most.
+const MORE: [u64; 3] = [32 << 20, 512 << 20, 2 << 30];
+
+/// `CU_MEM_LOCATION_TYPE_DEVICE`.
+const ON_DEVICE: c_int = 1;
+
+thread_local! {
+    static INSIDE: Cell<Inside> = const { Cell::new(Inside::Nothing) };
+}
+
+/// What the thread is in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Inside {
+    Nothing,
+    /// A call of the driver, which another library that stands in for it may bring here once more.
+    Call,
+    /// Somebody gives way, whose calls are counted, but for whom nobody else gives way.
+    Giving,
+}
+
+/// Held while somebody gives way.
+pub(crate) struct Giving(Inside);
+
+impl Giving {
+    /// None on a thread on which somebody does already.
+    fn begin() -> Option<Self> {
+        let before = INSIDE.replace(Inside::Giving);
+        (before != Inside::Giving).then_some(Self(before))
+    }
+}
+
+impl Drop for Giving {
+    fn drop(&mut self) {
+        INSIDE.set(self.0);
+    }
+}
+
+/// Whether this is a forked child, in which a lock may be held for ever.
+static IS_FORKED: AtomicBool = AtomicBool::new(false);
+
+fn is_forked() -> bool {
+    extern "C" fn in_child() {
+        IS_FORKED.store(true, Ordering::Relaxed);
+    }
+    static WATCHED: Once = Once::new();
+    // SAFETY: the handler writes to an atomic, which is allowed between fork and exec.
+    WATCHED.call_once(|| unsafe {
+        libc::pthread_atfork(None, None, Some(in_child));
+    });
+    IS_FORKED.load(Ordering::Relaxed)
+}
+
+/// Passes a call on.
+///
+/// # Safety
+/// The target is the address of this function, or 0 where the driver lacks it, and the arguments are what it takes.
+pub(crate) unsafe fn pass(call: &Call, target: usize, arguments: Arguments) -> c_int {
+    if target == 0 {
+        return NOT_FOUND;
+    }
+    // SAFETY: it takes no more than these, in the way of C.
+    let function: Function = unsafe { std::mem::transmute(target) };
+    let pass_on = || {
+        let [a, b, c, d, e, f, g, h] = arguments;
+        let before = INSIDE.replace(Inside::Call);
+        // SAFETY: the program has passed these for this function.
+        let status = unsafe { function(a, b, c, d, e, f, g, h) };
+        INSIDE.set(before);
+        status
+    };
+    if INSIDE.get() == Inside::Call || is_forked() {
+        return pass_on();
+    }
+    // SAFETY: the program passes what the function takes.
+    unsafe { counted(call, &arguments, pass_on) }
+}
+
+/// Makes a call, and counts what it gives or takes.
+///
+/// # Safety
+/// The arguments are what the function takes.
+unsafe fn counted(call: &Call, arguments: &Arguments, pass_on: impl Fn() -> c_int) -> c_int {
+    let [first, second, third, fourth, ..] = *arguments;
+    match call.kind {
+        Kind::Pass => pass_on(),
+        Kind::Find => {
+            let status = pass_on();
+            if status == SUCCESS {
+                // SAFETY: the call has taken these, and succeeded.
+                unsafe { lookup::replace(first as *const _, second as *mut usize, third as c_int) };
+            }
+            status
+        }
+        Kind::Take(place) => {
+            let device = match place {
+                Place::Current => driver::current_device(),
+                Place::Argument(index) => Some(arguments[index] as c_int),
+            };
+            given_way(device, 0, pass_on)
+        }
+        Kind::Allocate | Kind::AllocatePitch => {
+            let device = driver::current_device();
+            let asked = if matches!(call.kind, Kind::Allocate) { second } else { third.saturating_mul(fourth) };
+            let status = given_way(device, asked as u64, pass_on);
+            if status == SUCCESS && first != 0 {
+                // SAFETY: the call has written the address, and for pitched memory the pitch.
+                let (address, pitch) = unsafe { (*(first as *const usize), second as *const usize) };
+                // SAFETY: as above.
+                let bytes = if matches!(call.kind, Kind::Allocate) { second } else { (unsafe { *pitch }) * fourth };
+                let context = driver::current_context();
+                holders::add(address, Block::new(device, context, bytes as u64, objects::caller()));
+            }
+            status
+        }
+        Kind::Create => {
+            // `CUmemAllocationProp`: two ints, then the kind and the number of its location.
+            // SAFETY: the program passes one, unless it is null.
+            let properties = unsafe { (third as *const [c_int; 4]).as_ref() };
+            let device = properties.filter(|found| found[2] == ON_DEVICE).map(|found| found[3]);
+            if device.is_none() {
+                return pass_on();
+            }
+            let status = given_way(device, second as u64, pass_on);
+            if status == SUCCESS && first != 0 {
+                // SAFETY: the call has written the handle.
+                let handle = unsafe { *(first as *const usize) };
+                holders::create(handle, Block::new(device, 0, second as u64, objects::caller()));
+            }
+            status
+        }
+        Kind::Retain => {
+            let status = pass_on();
+            if status == SUCCESS && first != 0 {
+                // SAFETY: the call has written the handle.
+                holders::retain(unsafe { *(first as *const usize) }, second);
+            }
+            status
+        }
+        Kind::Map => {
+            let status = pass_on();
+            if status == SUCCESS {
+                holders::map(first, second, fourth);
+            }
+            status
+        }
+        Kind::Free => gone_after(Leaving::block(first), pass_on),
+        Kind::Release => gone_after(Leaving::handle(first), pass_on),
+        Kind::Unmap => gone_after(Leaving::mappings(first, second), pass_on),
+        Kind::EndContext => gone_after(Leaving::of(|block| block.is_in(first)), pass_on),
+        Kind::EndPrimary => {
+            let device = first as c_int;
+            gone_after_if(Leaving::of(|block| block.is_on(device)), pass_on, || !driver::has_primary_context(device))
+        }
+    }
+}
+
+fn gone_after(leaving: Leaving, pass_on: impl Fn() -> c_int) -> c_int {
+    gone_after_if(leaving, pass_on, || true)
+}
+
+fn gone_after_if(leaving: Leaving, pass_on: impl Fn() -> c_int, is_gone: impl FnOnce() -> bool) -> c_int {
+    let status = pass_on();
+    if status == SUCCESS && is_gone() {
+        leaving.has_gone();
+    }
+    status
+}
+
+/// Makes a call for so many bytes of a device, and again each time that somebody has given way for it.
+fn given_way(device: Option<c_int>, bytes: u64, pass_on: impl Fn() -> c_int) -> c_int {
+    let mut status = pass_on();
+    let Some(device) = device else { return status };
+    for more in MORE {
+        if status != OUT_OF_MEMORY {
+            break;
+        }
+        let Some(giving) = Giving::begin() else { break };
+        // Of another device than the thread's it is not known.
+        let known = if driver::current_device() == Some(device) { driver::memory() } else { None };
+        let (free, total) = known.unwrap_or((0, u64::MAX));
+        if bytes > total {
+            break;
+        }
+        // Where as much is free, it is in pieces, or kept by the driver.
+        let missing = bytes.saturating_sub(free).saturating_add(more);
+        let given = members::give_way(device, missing, &giving);
+        drop(giving);
+        holders::note_given(device, given);
+        if given > 0 {
+            status = pass_on();
+        }
+    }
+    status
+}

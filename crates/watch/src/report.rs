@@ -1,0 +1,60 @@
+//! The report of a program that asked for it by `GPUPOOL_WATCH_REPORT`, on standard error as it ends: before the driver's own
+//! end, so that NVML still counts the process.
+
+use std::ffi::CStr;
+use std::fmt::Write;
+use std::sync::Once;
+
+use crate::{holders, objects};
+
+const VARIABLE: &CStr = c"GPUPOOL_WATCH_REPORT";
+
+/// Has the report written at the end of the process, if one is wanted. Called once the driver has begun, whose own end was
+/// registered before, and so comes after.
+pub(crate) fn prepare() {
+    static PREPARED: Once = Once::new();
+    PREPARED.call_once(|| {
+        // SAFETY: the name is a string; the answer is only compared with null.
+        if !unsafe { libc::getenv(VARIABLE.as_ptr()) }.is_null() {
+            // SAFETY: the function takes and returns nothing, and this library is never unloaded.
+            unsafe { libc::atexit(write) };
+        }
+    });
+}
+
+extern "C" fn write() {
+    let mut text = String::new();
+    let program = std::env::args_os().next().unwrap_or_default();
+    let _ = writeln!(text, "gpupool: GPU memory of {} (process {})", program.to_string_lossy(), std::process::id());
+    for (device, given) in holders::devices() {
+        let _ = writeln!(text, "device {device:<24} {:>12} {:>12}", "now", "peak");
+        for (file, held) in holders::of(device) {
+            let name = objects::names(file).0;
+            let name = name.to_string_lossy();
+            let _ = writeln!(text, "  {name:<29} {:>12} {:>12}", size(held.bytes), size(held.peak));
+        }
+        if let Some(rest) = holders::rest(device) {
+            let _ = writeln!(text, "  {:<29} {:>12}", "contexts, code and others", size(rest));
+        }
+        if given.times > 0 {
+            let _ = writeln!(
+                text,
+                "  gpupool gave {} back for calls that had failed, {} times",
+                size(given.bytes),
+                given.times
+            );
+        }
+    }
+    // SAFETY: the bytes are the text's. What cannot be written is not.
+    unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
+}
+
+/// Returns a size as text, in the unit that fits.
+fn size(bytes: u64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let (mut value, mut unit) = (bytes as f64, 0);
+    while value >= 1024.0 && unit + 1 < units.len() {
+        (value, unit) = (value / 1024.0, unit + 1);
+    }
+    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", units[unit]) }
+}
