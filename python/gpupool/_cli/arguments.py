@@ -33,7 +33,8 @@ def memory(least: int) -> Callable[[str], int]:
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
         if not least <= nbytes <= MOST_BYTES:
-            raise argparse.ArgumentTypeError(f"{text!r} is the memory of no device: at most {size(MOST_BYTES)}")
+            bound = f"at least {size(least)}" if nbytes < least else f"at most {size(MOST_BYTES)}"
+            raise argparse.ArgumentTypeError(f"{text!r} is the memory of no device: {bound}")
         return nbytes
 
     return read

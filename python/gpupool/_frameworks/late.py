@@ -25,7 +25,7 @@ def free(dead: deque[_Dead], is_over: Callable[[_Dead], bool]) -> bool:
         for _ in range(len(dead)):
             each = dead.popleft()
             if not is_over(each):
-                dead.append(each)
+                dead.appendleft(each)
                 # Neither are the others.
                 break
             freed = True
