@@ -1,9 +1,9 @@
 """What a results file says of itself: when, on what machine, and of which code.
 
-Each folder of benches/results has it in measured.json, by the names of its files. Newer files also say how that code
-worked: the instructions of a call, and for each shipped log the driver calls, the moved pages, and what was reserved
-of what was live. These are the same on any machine, so it can be seen without a GPU whether figures are of the code
-that is here.
+Each folder of benches/results, of one kind of machine, has it in measured.json, by the names of its files; run.txt has
+the commands. Newer files also say how that code worked: the instructions of a call, and for each shipped log the driver
+calls, the moved pages, and what was reserved of what was live. These are the same on any machine, so it can be seen
+without a GPU whether figures are of the code that is here.
 
 Usage:
     provenance.py                  list the files whose figures the README or a page has
@@ -116,8 +116,8 @@ def machine() -> str:
 def measured(folder: Path, of_code: Path) -> None:
     """Write what is known of each file of a folder that a run on this machine made."""
     known = {"date": datetime.date.today().isoformat(), "machine": machine(), **json.loads(of_code.read_text())}
-    found = {path.name: known for path in sorted(folder.iterdir()) if path.is_file() and path.name != NAME}
-    (folder / NAME).write_text(json.dumps(found, indent=1) + "\n")
+    files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name not in (NAME, "run.txt")]
+    (folder / NAME).write_text(json.dumps({path.name: known for path in files}, indent=1) + "\n")
 
 
 def main(arguments: list[str]) -> int:

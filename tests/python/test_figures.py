@@ -47,14 +47,21 @@ def test_no_figure_of_the_readme_is_typed_by_hand():
     assert set(figures) <= SAID
 
 
+def folder_of(machine):
+    """Return the folder for results of a machine, such as h200-x2 for two H200s."""
+    found = re.match(r"(?:(\d) )?NVIDIA (H\d+)", machine)
+    return found[2].lower() + (f"-x{found[1]}" if found[1] else "") if found else "simulated"
+
+
 def test_each_file_of_results_says_when_where_and_of_which_commit_it_is():
     for folder in provenance.RESULTS.iterdir():
         known = json.loads((folder / provenance.NAME).read_text())
-        assert known.keys() == {path.name for path in folder.iterdir()} - {provenance.NAME}, folder.name
+        assert known.keys() == {path.name for path in folder.iterdir()} - {provenance.NAME, "run.txt"}, folder.name
         for each in known.values():
             assert re.fullmatch(r"\d{4}-\d\d-\d\d", each["date"])
             assert each["machine"]
             assert each["commit"]
+            assert folder_of(each["machine"]) == folder.name
 
 
 def test_the_files_that_pages_have_figures_of_are_listed(capsys):
