@@ -9,6 +9,7 @@ import threading
 import time
 import timeit
 from collections.abc import Callable, Iterator
+from concurrent import futures
 
 CALLS = 20_000
 ROUNDS = 9
@@ -33,9 +34,7 @@ def tell(**figures: object) -> None:
 
 def microseconds(call: Callable[[], object]) -> float:
     """Return how long one call takes."""
-    begun = time.perf_counter()
-    call()
-    return (time.perf_counter() - begun) * 1e6
+    return timeit.timeit(call, number=1) * 1e6
 
 
 def milliseconds(call: Callable[[], object]) -> float:
@@ -71,26 +70,13 @@ def forget(memory: object) -> None:
 
 def in_threads(threads: int, run: Callable[[int, threading.Barrier], float]) -> float:
     """Return the largest number that one of the threads returned. The first failure of a thread ends all."""
-    together, results, failures = threading.Barrier(threads), [], []
-
-    def guarded(index: int) -> None:
-        try:
-            results.append(run(index, together))
-        except threading.BrokenBarrierError:
-            # Another one failed.
-            pass
-        except BaseException as error:
-            failures.append(error)
-            together.abort()
-
-    running = [threading.Thread(target=guarded, args=(index,)) for index in range(threads)]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join()
-    if failures:
-        raise failures[0]
-    return max(results)
+    together = threading.Barrier(threads)
+    with futures.ThreadPoolExecutor(threads) as pool:
+        running = [pool.submit(run, index, together) for index in range(threads)]
+        ended = futures.wait(running, return_when=futures.FIRST_EXCEPTION).done
+        # The others wait no longer for one that failed.
+        together.abort()
+        return max(each.result() for each in ended)
 
 
 def mix(peer: Peer, threads: int) -> float:
@@ -100,7 +86,8 @@ def mix(peer: Peer, threads: int) -> float:
     """
 
     def run(index: int, together: threading.Barrier) -> float:
-        numbers, live = random.Random(42 + index), []
+        numbers = random.Random(42 + index)
+        live: list[object] = []
         with peer() as (allocate, free):
 
             def step() -> None:

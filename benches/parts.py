@@ -10,65 +10,53 @@ What else is between two such comments is in place of what the site shows there 
 """
 
 import re
-from collections.abc import Iterable
 
 import claims
 import provenance
 from claims import RESULTS, ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+_PART = re.compile(r"^<!-- (table|output|printed): ([^\n]+) -->\n.*?^<!-- /\1 -->$", re.MULTILINE | re.DOTALL)
 
 
-def _measured(files: Iterable[str]) -> str:
-    """Return the paragraph that says when, where and of which commit files of results were measured."""
+def _made(part: re.Match[str]) -> tuple[str, list[str]]:
+    """Return the text of a part, and the files of results that it is from."""
+    kind, name = part.groups()
+    if kind == "table":
+        cells = [cell for row in claims.cells(name).values() for cell in row]
+        return claims.table(name), sorted(set(map(claims.file_of, cells)))
+    file, _, command = name.partition(": ")
+    found = (RESULTS / file if kind == "output" else ROOT / f"docs/pictures/{name}.txt").read_text()
+    if command:
+        found = next(paragraph for paragraph in found.split("\n\n") if paragraph.startswith(command))
+    return f"```text\n{found.rstrip()}\n```", [file] if kind == "output" else []
+
+
+def _anew(part: re.Match[str]) -> str:
+    """Return a part with its text anew, which says below its figures when, where and of which commit these are."""
+    text, files = _made(part)
     alike: dict[str, list[str]] = {}
     for file in files:
         alike.setdefault(provenance.told(file), []).append(f"`{file}`")
-    return "\n\n<small>" + "<br>".join(f"{', '.join(names)}: {told}" for told, names in alike.items()) + "</small>"
-
-
-def _table(name: str) -> str:
-    """Return a table of measured results, and what they are of."""
-    return claims.table(name) + _measured(claims.files_of_table(name))
-
-
-def _output(place: str) -> str:
-    """Return the paragraph of a file that begins with a command, or all of the file, as a block."""
-    file, _, command = place.partition(": ")
-    found = (RESULTS / file).read_text()
-    if command:
-        found = next(paragraph for paragraph in found.split("\n\n") if paragraph.startswith(command))
-    return f"```text\n{found.rstrip()}\n```{_measured([file])}"
-
-
-def _printed(name: str) -> str:
-    """Return what the command of a picture printed, as a block."""
-    return f"```text\n{(ROOT / 'docs/pictures' / f'{name}.txt').read_text().rstrip()}\n```"
-
-
-_MAKERS = {"table": _table, "output": _output, "printed": _printed}
-_PART = re.compile(rf"^<!-- ({'|'.join(_MAKERS)}): ([^\n]+) -->\n.*?^<!-- /\1 -->$", re.MULTILINE | re.DOTALL)
+    if alike:
+        text += "\n\n<small>" + "<br>".join(f"{', '.join(names)}: {told}" for told, names in alike.items()) + "</small>"
+    return f"<!-- {part[1]}: {part[2]} -->\n{text}\n<!-- /{part[1]} -->"
 
 
 def filled(page: str) -> str:
     """Return the text of a page with its parts anew."""
-    return _PART.sub(
-        lambda part: f"<!-- {part[1]}: {part[2]} -->\n{_MAKERS[part[1]](part[2])}\n<!-- /{part[1]} -->", page
-    )
+    return _PART.sub(_anew, page)
 
 
 def files() -> list[str]:
     """Return the files of results that the README and the pages have figures of."""
+    figures = [each for page in claims.CLAIMS.values() for figures in page.values() for each in figures]
     # Figures of pictures are of the simulated device, and made anew with them.
-    names = {claim["file"] for of_page in claims.claims().values() for claim in of_page if ".." not in claim["file"]}
-    parts = [(part[1], part[2]) for path in PAGES for part in _PART.finditer(path.read_text())]
-    of_tables = {file for kind, name in parts if kind == "table" for file in claims.files_of_table(name)}
-    of_outputs = {name.partition(": ")[0] for kind, name in parts if kind == "output"}
-    return sorted({*(file for name in names for file in claims.files(name)), *of_tables, *of_outputs})
+    found = {file for file in map(claims.file_of, figures) if ".." not in file}
+    return sorted(found.union(*(_made(part)[1] for page in PAGES for part in _PART.finditer(page.read_text()))))
 
 
 if __name__ == "__main__":
-    known = claims.claims()
     for path in PAGES:
         page = filled(path.read_text())
-        path.write_text(claims.filled(page, known.get(str(path.relative_to(ROOT)), [])))
+        path.write_text(claims.filled(page, claims.CLAIMS.get(str(path.relative_to(ROOT)), {})))

@@ -1,9 +1,9 @@
 """What a results file says of itself: when, on what machine, and of which code.
 
-Each folder of benches/results has it in measured.json, by the names of its files. Newer files also say how that code
-worked: the instructions of a call, and for each shipped log the driver calls, the moved pages, and what was reserved
-of what was live. These are the same on any machine, so it can be seen without a GPU whether figures are of the code
-that is here.
+Each folder of benches/results, of one kind of machine, has it in measured.json, by the names of its files; run.txt has
+the commands. Newer files also say how that code worked: the instructions of a call, and for each shipped log the driver
+calls, the moved pages, and what was reserved of what was live. These are the same on any machine, so it can be seen
+without a GPU whether figures are of the code that is here.
 
 Usage:
     provenance.py                  list the files whose figures the README or a page has
@@ -12,7 +12,6 @@ Usage:
     provenance.py measured FOLDER  write FOLDER/measured.json for a run on this machine, of the code that code.json has
 """
 
-import argparse
 import datetime
 import functools
 import json
@@ -93,14 +92,6 @@ def differences(file: str) -> list[str]:
     return [f"{what}: {then[what]} then, {now.get(what, 'unknown')} now" for what in then if differs(what)]
 
 
-def used() -> list[str]:
-    """Return the files of results whose figures the README or a page has."""
-    # Not above: those import this.
-    from parts import files
-
-    return files()
-
-
 def code() -> dict[str, Any]:
     """Return the commit, and how the code that is here works."""
     head = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], stdout=subprocess.PIPE, text=True)
@@ -125,32 +116,33 @@ def machine() -> str:
 def measured(folder: Path, of_code: Path) -> None:
     """Write what is known of each file of a folder that a run on this machine made."""
     known = {"date": datetime.date.today().isoformat(), "machine": machine(), **json.loads(of_code.read_text())}
-    found = {path.name: known for path in sorted(folder.iterdir()) if path.is_file() and path.name != NAME}
-    (folder / NAME).write_text(json.dumps(found, indent=1) + "\n")
+    files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name not in (NAME, "run.txt")]
+    (folder / NAME).write_text(json.dumps({path.name: known for path in files}, indent=1) + "\n")
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
     """Run the command; return its exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", nargs="?", choices=["code", "measured"])
-    parser.add_argument("folder", nargs="?", type=Path)
-    parser.add_argument("--check", action="store_true")
-    chosen = parser.parse_args()
-    if chosen.action == "code":
-        print(json.dumps(code(), indent=1))
-        return 0
-    if chosen.action == "measured":
-        measured(chosen.folder, ROOT / "code.json")
-        return 0
-    failed = False
-    for file in used():
-        found = differences(file) if chosen.check else []
-        failed |= bool(found)
-        print(f"`benches/results/{file}`: {told(file)}", *found, sep="\n    ")
-    if failed:
-        print("The code that is here works differently. CONTRIBUTING.md says how the figures are measured again.")
-    return int(failed)
+    match arguments:
+        case ["code"]:
+            print(json.dumps(code(), indent=1))
+            return 0
+        case ["measured", folder]:
+            measured(Path(folder), ROOT / "code.json")
+            return 0
+        case [] | ["--check"]:
+            # Not above: that imports this.
+            from parts import files
+
+            found = {file: differences(file) if arguments else [] for file in files()}
+            for file, differs in found.items():
+                print(f"`benches/results/{file}`: {told(file)}", *differs, sep="\n    ")
+            if not any(found.values()):
+                return 0
+            print("The code that is here works differently. CONTRIBUTING.md says how the figures are measured again.")
+            return 1
+    print(__doc__)
+    return 2
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -1,6 +1,6 @@
 """Compares the simulation of PyTorch's allocator with what PyTorch's own measured.
 
-    python benches/simulated.py FOLDER > benches/results/pytorch-simulated/peaks.json
+    python benches/simulated.py FOLDER > benches/results/simulated/peaks.json
 
 FOLDER has logs of allocations, `<workload>-<seed>.csv.gz`, and `peaks-h200.jsonl`: a line for each run of PyTorch 2.11
 on an H200, with its `workload`, `seed`, `conf` (that of PYTORCH_CUDA_ALLOC_CONF) and `peak_reserved`.

@@ -1,6 +1,6 @@
 """What a start of Python costs with gpupool_enable.pth beside it: without GPUPOOL_ENABLE, and with it.
 
-    python benches/start.py > benches/results/start/start.json
+    python benches/start.py > benches/results/simulated/start.json
 
 Python starts again and again and does nothing, in a virtual environment of its own, by turns without the file, with it,
 and with the variable too. A start is measured from outside: the time that passes, and the processor's time, which other

@@ -1,6 +1,6 @@
 """How much is reserved over what is live, at most, on logs that the recorded programs could as well have left.
 
-    python benches/variants.py FOLDER [--seeds 16] [--first 0] > benches/results/one-heap/variants.txt
+    python benches/variants.py FOLDER [--seeds 16] [--first 0] > benches/results/simulated/variants.txt
 
 A policy that rests on the sizes of the logs at hand shows here. In a variant of each log of FOLDER, `*.csv.gz`, every
 size of 1 MiB and more is scaled by its own factor within 3 %, so that equal sizes stay equal, and some neighbouring

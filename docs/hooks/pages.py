@@ -1,22 +1,18 @@
-"""What pages show on the site in place of links, which stand between ``<!-- KIND: NAME -->`` and ``<!-- /KIND -->``.
-
-- `notebook: NAME`: a notebook of examples/, with what its cells print and show, but for its title
-"""
+"""Notebooks of examples/ on the site, where pages have links between two comments, as ``<!-- notebook: NAME -->``."""
 
 import json
 import re
 from pathlib import Path
 from typing import Any
 
-from mkdocs.exceptions import PluginError
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PART = re.compile(r"^<!-- notebook: (\S+) -->\n.*?^<!-- /notebook -->$", re.MULTILINE | re.DOTALL)
 
-ROOT = Path(__file__).parents[2]
 
-
-def notebook(name: str) -> str:
-    """Return the cells of a notebook, its sections as those of a section, and what its code printed."""
+def notebook(part: re.Match[str]) -> str:
+    """Return the cells of a notebook, its sections as those of a section, and what its code printed and showed."""
     parts = []
-    for cell in json.loads((ROOT / "examples" / name).read_text())["cells"]:
+    for cell in json.loads((EXAMPLES / part[1]).read_text())["cells"]:
         text = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
             text = re.sub(r"^# .+\n+", "", text)
@@ -33,17 +29,6 @@ def notebook(name: str) -> str:
     return "\n\n".join(parts)
 
 
-MAKERS = {"notebook": notebook}
-PART = re.compile(rf"^<!-- ({'|'.join(MAKERS)}): ([^\n]+) -->\n.*?^<!-- /\1 -->$", re.MULTILINE | re.DOTALL)
-
-
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replace what is between the comments."""
-
-    def made(part: re.Match[str]) -> str:
-        try:
-            return MAKERS[part[1]](part[2])
-        except (KeyError, OSError, ValueError) as error:
-            raise PluginError(f"{page.file.src_path}: {part[1]}: {part[2]}: {error!r}") from error
-
-    return PART.sub(made, markdown)
+    return PART.sub(notebook, markdown)

@@ -14,7 +14,7 @@
 //! memory yet, and this does not compile.
 //!
 //! In November 2026 it ran on an H200 with driver 580, from one and from four threads; the sums agree with the CPU's to 2e-6
-//! (`benches/results/h200-frameworks/candle_burn.txt`). It was built on x86-64 Linux with Rust 1.95, cudarc 0.19.10, CUDA
+//! (`benches/results/h200/candle_burn.txt`). It was built on x86-64 Linux with Rust 1.95, cudarc 0.19.10, CUDA
 //! 13.0, and burn 0.22.1 with the feature `cpp` of cubecl-cuda 0.11.3, which compiles kernels with NVRTC and needs CUDA's
 //! headers, with `crt` and `cccl` (`CUDA_PATH`). LLVM, which compiles them without that feature, was replaced by functions
 //! that end the program, so it was not tried.

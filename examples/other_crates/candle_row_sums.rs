@@ -13,7 +13,7 @@
 //! that is in the process.
 //!
 //! In November 2026 it ran on an H200 with driver 580, from one and from four threads, on candle's per-thread stream and on a
-//! stream of its own; the sums agree with the CPU's to 2e-6 (`benches/results/h200-frameworks/candle_burn.txt`). It was built
+//! stream of its own; the sums agree with the CPU's to 2e-6 (`benches/results/h200/candle_burn.txt`). It was built
 //! on x86-64 Linux with Rust 1.95, cudarc 0.19.10, CUDA 13.0 and candle-core 0.11.1 with its `nvcc`.
 
 use candle_core::backend::BackendStorage;

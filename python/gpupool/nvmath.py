@@ -74,7 +74,7 @@ def options(
     ``multithreading_lib`` or the variable CUDSS_THREADING_LIB, is not lent again, because cuDSS cannot undo that.
 
     Args:
-        pool: :obj:`gpupool.cudss` for ``nvmath.sparse.advanced.DirectSolver``, ``cublaslt`` for
+        pool: ``gpupool.cudss`` for ``nvmath.sparse.advanced.DirectSolver``, ``cublaslt`` for
             ``nvmath.linalg.advanced.Matmul``, ``cusolver`` for ``nvmath.linalg.DirectSolver`` or ``cutensor`` for
             ``nvmath.tensor.BinaryContraction`` and its like.
         stream: As for :meth:`gpupool.HandlePool.lease`; nvmath sets the stream of each call itself.

@@ -6,7 +6,7 @@
 
 prometheus_client writes both. They report only devices that the process has used through gpupool, so that a scrape
 never initialises a driver. A process that cannot report its statistics, such as a forked child, has ``gpupool_up 0``
-and no other metric of gpupool, so that the program's own metrics are still served. The names are stable; :obj:`METRICS`
+and no other metric of gpupool, so that the program's own metrics are still served. The names are stable; ``METRICS``
 lists them with their meanings.
 
 https://prometheus.io/docs/instrumenting/exposition_formats/
@@ -168,7 +168,7 @@ def _family(name: str, samples: Sequence[_Sample]) -> "Metric":
 
 
 def _samples(pools: int, streams: int) -> dict[str, list[_Sample]]:
-    """Return the samples of each metric that has any, in the order of :obj:`METRICS`."""
+    """Return the samples of each metric that has any, in the order of ``METRICS``."""
     found: dict[str, list[_Sample]] = {name: [] for name in METRICS}
     try:
         summary = _summary.gather(_native.devices_in_use())

@@ -5,7 +5,7 @@ There are three ways, each of one line:
 - ``gpupool.torch.enable()``: every tensor of the process from here on comes from gpupool. PyTorch's statistics,
   snapshots, pools and graphs work as they did.
 - ``with gpupool.torch.using(pool):``: what this thread allocates in PyTorch comes from the pool.
-- ``torch_pool = gpupool.torch.mem_pool(pool)``: a :class:`torch.cuda.MemPool` whose memory comes from a gpupool pool.
+- ``torch_pool = gpupool.torch.mem_pool(pool)``: a ``torch.cuda.MemPool`` whose memory comes from a gpupool pool.
 
 The last two work with and without the first.
 
@@ -62,7 +62,7 @@ def mem_pool(
     use_on_oom: bool = False,
     no_split: bool = False,
 ) -> Any:
-    """Return a :class:`torch.cuda.MemPool` whose memory comes from gpupool.
+    """Return a ``torch.cuda.MemPool`` whose memory comes from gpupool.
 
     It is for ``torch.cuda.use_mem_pool`` and, by its ``id``, for ``torch.cuda.graph``.
 

@@ -20,7 +20,7 @@ pub(in crate::memory) const SLOTS_MAX: usize = 128;
 pub(in crate::memory) const FREE_STEP_BITS: u32 = 6;
 /// Bytes from which on a request gets the smallest free place that fits; a smaller one gets the lowest, so that small
 /// blocks stay together and free memory between large ones stays large. From 12 to 16 MiB variants of six logs peak
-/// alike; with 20 MiB the transformer's at 1.013 of what is live instead of 1.011 (`one-heap/variants.txt`).
+/// alike; with 20 MiB the transformer's at 1.013 of what is live instead of 1.011 (`simulated/variants.txt`).
 pub(in crate::memory) const LOWEST_BELOW: u64 = 16 << 20;
 
 // Pages.
@@ -31,10 +31,10 @@ pub(in crate::memory) const PAGE: u64 = 2 << 20;
 /// 64 MiB. An H200 creates and maps one in 38 us, of one page or of 32. With three pages, free memory beside live blocks in an
 /// extent, which cannot move, is up to 1.4 % of what is live in variants of the transformer's log; with two for every
 /// request of 16 MiB and more, small blocks take a server's work areas apart, and 4 to 5 % of what is live stays free
-/// in parts of pages (`one-heap/extents.txt`).
+/// in parts of pages (`simulated/extents.txt`).
 pub(in crate::memory) const EXTENT_PAGES: u32 = 2;
 /// Pages of an extent, or of extents handled together, when memory comes or goes all at once: 256 MiB, which are copied
-/// in 5 ms, and taken or given back in 0.3 (`h200-sleep/extents.txt`). A reserve has half as many.
+/// in 5 ms, and taken or given back in 0.3 (`h200/sleep_extents.txt`). A reserve has half as many.
 pub(in crate::memory) const LARGE_EXTENT_PAGES: u64 = 128;
 /// The fewest pages of an extent that wakes: 32 MiB. From 64 MiB on a block has extents of its own.
 pub(in crate::memory) const WAKE_PAGES_LEAST: u64 = 16;
@@ -42,15 +42,15 @@ pub(in crate::memory) const WAKE_PAGES_LEAST: u64 = 16;
 /// pool may leave unused. So requests of less than 1.8 GiB have the smallest extents, those of 8 GiB some of 26 MiB.
 pub(in crate::memory) const EXTENT_PARTS: u64 = 300;
 /// The same for a heap whose pool has more in others: a block of 400 MiB has extents of 10 MiB then, half of those of PyTorch's
-/// expandable segments (`one-heap/several_streams.json`). Beside running kernels each takes four times as long as on an idle
+/// expandable segments (`h200/several_streams.json`). Beside running kernels each takes four times as long as on an idle
 /// device; with twice as large ones one simulated program in twenty holds up to 0.5 % more than with those segments.
 pub(in crate::memory) const SHARED_EXTENT_PARTS: u64 = 40;
 /// Addresses reserved for a device, as a multiple of its memory, since moves leave holes, which are filled later. So
-/// much kept every log in one range (`h200-memory/memory.json`); addresses cost nothing but page tables.
+/// much kept every log in one range; addresses cost nothing but page tables.
 pub(in crate::memory) const ROOM: u64 = 16;
 
 /// Others' pages are moved to a heap at most for one of so many bytes that it hands out, and beyond that as many as it has;
-/// so are its own while it is alone in its pool. Programs move 1 in 100 to 1,000 (`one-heap/replays.json`), random sizes of up
+/// so are its own while it is alone in its pool. Programs move 1 in 100 to 1,000 (`simulated/replays.json`), random sizes of up
 /// to 64 MiB 1 in 12, and of up to 1 GiB 1 in 4.
 pub(in crate::memory) const MOVED_PARTS: u64 = 32;
 /// Beyond that part, a heap that is alone in its pool moves at most one of so many parts of what it has before it may have half
@@ -58,7 +58,7 @@ pub(in crate::memory) const MOVED_PARTS: u64 = 32;
 /// live.
 pub(in crate::memory) const LONE_PARTS: u64 = 3;
 /// What is much, as a part. Others' pages are moved, however often, while that spares a pool as much of what its heaps have
-/// needed: less where streams all work in each step, which settle without such moves (`one-heap/several_streams.json`), and on
+/// needed: less where streams all work in each step, which settle without such moves (`h200/several_streams.json`), and on
 /// simulated devices half and more where they take turns. Of what a heap beside others hands out, as much of its own may move:
 /// random sizes on 16 streams move half of it, and settle once they have half more.
 pub(in crate::memory) const SPARED_PARTS: u64 = 8;
@@ -95,19 +95,19 @@ pub(in crate::memory) const SIDE_BY_SIDE: usize = 2;
 pub(in crate::memory) const COPY_LEAST: u64 = 64 << 10;
 /// The most bytes of a piece of a copy through pinned memory: a device's full speed, in a processor's cache.
 pub(in crate::memory) const STAGED_MOST: u64 = 4 << 20;
-/// The most bytes of a piece of a backup: pieces of 256 MiB and more are made fastest (`h100-pinned/first_look.txt`), and
+/// The most bytes of a piece of a backup: pieces of 256 MiB and more are made fastest (`h100/pinned.txt`), and
 /// what nothing needs any more is free while the pool sleeps.
 pub(in crate::memory) const BACKUP_MOST: u64 = 1 << 30;
 
 // Other processes.
 
 /// The most extents of idle mappings of others' memory. To unmap and release one takes 43 to 62 us
-/// (`h200-sleep/by_hand.txt`: 2,048 in 88 to 127 ms), so an owner that falls asleep has its memory back in two seconds.
+/// (`h200/extents.txt`: 2,048 in 88 to 127 ms), so an owner that falls asleep has its memory back in two seconds.
 pub(in crate::memory) const IDLE_EXTENTS_MOST: usize = 32 << 10;
 /// How long another process may take to ask, and to answer; half as long to take an answer, as there are descriptors in it.
 pub(in crate::memory) const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a pool that falls asleep waits for other processes: what unmapping the most idle mappings takes
-/// (`h200-sleep/by_hand.txt`).
+/// (`h200/extents.txt`).
 pub(in crate::memory) const WAIT_ASLEEP: Duration = Duration::from_secs(2);
 /// How long giving memory back, or a request without memory, waits for them. They take milliseconds unless stopped.
 pub(in crate::memory) const WAIT: Duration = Duration::from_millis(250);

@@ -34,7 +34,7 @@ CARGO_TARGET_DIR=$PWD/target/free-threaded VIRTUAL_ENV=$environment "$environmen
   --features python,fault-injection
 "$environment/bin/python" -c 'import sys, gpupool; assert not sys._is_gil_enabled(), "gpupool has turned the GIL on"'
 
-# What renders pictures, vl-convert, has no wheel for such a Python.
+# What renders pictures, vl-convert, has no wheel for such a Python, and what pages say is the same on each.
 mapfile -t without < <(printf -- '--ignore=tests/python/test_%s.py\n' \
-  plot compare bad_traces command_ends wrong_files notebook notebook_objects)
+  figures plot compare bad_traces command_ends wrong_files notebook notebook_objects)
 "$environment/bin/python" -m pytest -q -p no:cacheprovider "${without[@]}" tests/python

@@ -26,8 +26,8 @@ find_python() {
   done
 }
 
-# C++ that is compiled, and what processes do for each other, which is the core's.
-same=(--ignore=tests/python/test_cpp.py --ignore=tests/python/test_neighbours.py --ignore=tests/python/test_share.py)
+# C++ that is compiled, what processes do for each other, which is the core's, and what pages say.
+same=(--ignore=tests/python/test_figures.py --ignore=tests/python/test_cpp.py --ignore=tests/python/test_neighbours.py --ignore=tests/python/test_share.py)
 missing=()
 for version in $promised; do
   [ "$version" = "$ours" ] && continue

@@ -186,7 +186,7 @@ def test_the_line_is_whole():
 
 
 def test_the_guide_tells_what_was_measured():
-    result = json.loads((PAGE.parents[1] / "benches" / "results" / "start" / "start.json").read_text())
+    result = json.loads((PAGE.parents[1] / "benches" / "results" / "simulated" / "start.json").read_text())
     measured = [
         (start["passed"]["least_us"], start["processor"]["median_us"], result["importtime"][kind]["site"]["least_us"])
         for kind, start in result["a_start"].items()

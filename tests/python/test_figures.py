@@ -14,13 +14,11 @@ import claims
 import parts
 import provenance
 
-CLAIMS = claims.claims()
 
-
-@pytest.mark.parametrize("page", CLAIMS)
+@pytest.mark.parametrize("page", claims.CLAIMS)
 def test_the_figures_of_a_page_are_those_of_the_results(page):
     text = (guide.ROOT / page).read_text()
-    assert claims.filled(text, CLAIMS[page]) == text, "run `make figures`"
+    assert claims.filled(text, claims.CLAIMS[page]) == text, "run `make figures`"
 
 
 @pytest.mark.parametrize("page", parts.PAGES, ids=lambda page: page.name)
@@ -41,28 +39,33 @@ SAID = {"22 GiB", "64 MiB", "4 MiB"}
 
 def test_no_figure_of_the_readme_is_typed_by_hand():
     text = (guide.ROOT / "README.md").read_text()
-    for begin, end in sorted(
-        (claims.pattern(claim["words"]).search(text).span(1) for claim in CLAIMS["README.md"]), reverse=True
-    ):
+    found = [claims.pattern(words).search(text) for words in claims.CLAIMS["README.md"]]
+    for begin, end in sorted((span for each in found for span in each.regs[1:]), reverse=True):
         text = text[:begin] + text[end:]
     text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
     figures = re.findall(r"\b\d[\d.]* (?:ns|us|ms|s|[KMG]iB|GB/s|times)\b|\b\d[\d.]* %", text)
     assert set(figures) <= SAID
 
 
+def folder_of(machine):
+    """Return the folder for results of a machine, such as h200-x2 for two H200s."""
+    found = re.match(r"(?:(\d) )?NVIDIA (H\d+)", machine)
+    return found[2].lower() + (f"-x{found[1]}" if found[1] else "") if found else "simulated"
+
+
 def test_each_file_of_results_says_when_where_and_of_which_commit_it_is():
     for folder in provenance.RESULTS.iterdir():
         known = json.loads((folder / provenance.NAME).read_text())
-        assert known.keys() == {path.name for path in folder.iterdir()} - {provenance.NAME}, folder.name
+        assert known.keys() == {path.name for path in folder.iterdir()} - {provenance.NAME, "run.txt"}, folder.name
         for each in known.values():
             assert re.fullmatch(r"\d{4}-\d\d-\d\d", each["date"])
             assert each["machine"]
             assert each["commit"]
+            assert folder_of(each["machine"]) == folder.name
 
 
-def test_the_files_that_pages_have_figures_of_are_listed(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["provenance.py"])
-    assert provenance.main() == 0
+def test_the_files_that_pages_have_figures_of_are_listed(capsys):
+    assert provenance.main([]) == 0
     listed = capsys.readouterr().out.splitlines()
     print(*listed, sep="\n")
     assert any(line.startswith("`benches/results/h200/peers.json`: 20") for line in listed)
@@ -76,69 +79,73 @@ def results(tmp_path, monkeypatch):
     lines = [json.dumps({"peer": peer, "round": number, "ns": {"call": time}}) for peer, number, time in rounds]
     (tmp_path / "a.json").write_text("\n".join(lines))
     (tmp_path / "a.txt").write_text("call 1.25 ns\ncall 1.50 ns\n")
-    (tmp_path / "a-2.json").write_text(json.dumps({"peer": "ours", "round": 1, "ns": {"call": 29.0}}))
     (tmp_path / "b.txt").write_text("ours 1/2, 3/4\ntheirs 5/6, 7/8\n")
     return tmp_path
 
 
+OURS, THEIRS = 'where({peer: "ours"})[].ns.call', 'where({peer: "theirs"})[].ns.call'
+
+
 @pytest.mark.parametrize(
-    ("file", "what", "text"),
+    ("what", "text"),
     [
-        ("a.json", "ns>call peer=ours round=1 as .0f", "30"),
-        ("a.json", "ns>call peer=ours as .0f", "30 to 31"),
-        ("a.json", "ns>call peer~^(ours|theirs)$ as .1f median", "45.5"),
-        ("a.json", "ns>call peer=ours / ns>call peer=theirs as .2f", "0.33 to 0.50"),
-        ("a.json", "ns>call peer=ours / ns>call peer=theirs round=1 as .2f max", "0.52"),
-        ("a.json", "ns>call peer=ours / round as .1f", "15.5 to 30.0"),
-        ("a.json", "ns>~a peer!ours as .0f *0.1 max", "9"),
-        ("a.json", "ns>call peer=theirs / ns>call peer=ours as .0f more", "100 to 200"),
-        ("a.txt", r"'^call (\S+) ns$' as .1f max", "1.5"),
-        ("b.txt", r"'(\d)/\d' '^theirs ' as .0f", "5 to 7"),
-        ("a*.json", "ns>call peer=ours as .0f", "29 to 31"),
+        ('a.json: where({peer: "ours", round: 1})[].ns.call as .0f', "30"),
+        (f"a.json: {OURS} as .0f", "30 to 31"),
+        ("a.json: map(.ns.call) | median as .1f", "45.5"),
+        (f"a.json: [{THEIRS}] | median as .1f", "76.5"),
+        ('a.json: ratios({peer: "ours"}; {peer: "theirs"}; .ns.call) as .2f', "0.33 to 0.50"),
+        ('a.json: [ratios({peer: "ours"}; {peer: "theirs"}; .ns.call)] | max as .2f', "0.50"),
+        ('a.json: where({peer: "ours"})[] | .ns.call / .round as .1f', "15.5 to 30.0"),
+        (f"a.json: {THEIRS} / 30 | percent as .0f", "100 to 210"),
+        ("a.json: .[] | .nothing, .ns.call as .0f", "30 to 93"),
+        (r'a.txt: number("^call (\\S+) ns$") as .2f', "1.25 to 1.50"),
+        (r'b.txt: number("^theirs.*?(\\d)/\\d") as .0f', "5"),
+        (r'b.txt: number("(\\d)/\\d") as ,.0f', "1 to 7"),
     ],
 )
-def test_a_figure_is_computed_from_its_file(results, file, what, text):
-    field, _, format = what.rpartition(" as ")
-    assert claims.figure(file, field, format) == text
-    claim = {"page": "a.md", "words": "It {*} takes {} so", "file": file, "field": field, "format": format}
-    page = "It 1 to 2.5 takes\n{} so long, or 7."
-    assert claims.filled(page.format("99"), [claim]) == page.format(text)
+def test_a_figure_is_computed_from_its_file(results, what, text):
+    assert claims.figure(what) == text
+    page = "It 1 to 2.5 takes\n{} so long, or {}."
+    figures = ["b.txt: 7 as .0f", what, "b.txt: 3, 9 as .0f"]
+    filled = claims.filled(page.format("99", "1,000 to 2"), {"It {} takes {} so long, or {}.": figures})
+    assert filled == page.format(text, "3 to 9").replace("1 to 2.5", "7")
 
 
-def test_a_table_has_the_figures_that_were_measured(results, tmp_path, monkeypatch):
-    tables = tmp_path / "tables.toml"
-    tables.write_text(
-        """[calls]
-head = "ns"
-columns."ours" = "a.json: ns>call peer=ours {} as .0f"
-columns."nobody's" = "a.json: ns>call peer=nobody {} as .0f"
-rows."the first" = "round=1"
-rows."the second" = "round=2"
-[peers]
-head = "calls"
-columns."median" = "as .1f median"
-rows."all" = "a.json: ns>call {}"
-"""
-    )
-    monkeypatch.setattr(claims, "TABLES", tables)
-    claims.tables.cache_clear()
+def test_ratios_are_of_as_many_lines(results):
+    with pytest.raises(ValueError, match="null"):
+        claims.figure('a.json: ratios({}; {peer: "theirs"}; .ns.call) as .2f')
+
+
+def test_a_table_has_the_figures_that_were_measured(results, monkeypatch):
+    columns = {"ours": '{peer: "ours"}', "nobody's": '{peer: "nobody"}'}
+    rows = {
+        "the first": "a.json: where({round: 1} + {})[].ns.call as .0f",
+        "the second": "a.json: where({round: 2} + {})[].ns.call as .0f",
+    }
+    monkeypatch.setitem(claims.TABLES, "calls", {"head": "ns", "columns": columns, "rows": rows})
+    peers = {"head": "calls", "columns": {"median": "a.json: map({}) | median as .1f"}, "rows": {"all": ".ns.call"}}
+    monkeypatch.setitem(claims.TABLES, "peers", peers)
     calls = "| ns | ours | nobody's |\n| --- | ---: | ---: |\n| the first | 30 |  |\n| the second | 31 |  |"
     assert claims.table("calls") == calls
     assert claims.table("peers").endswith("| all | 45.5 |")
-    assert claims.files_of_table("calls") == ["a.json"]
-    claims.tables.cache_clear()
 
 
 @pytest.mark.parametrize("page", ["It takes so long.", "It takes 1 so long. It takes 2 so long."])
 def test_a_claim_whose_words_are_not_on_its_page_once_is_refused(results, page):
-    claim = {"page": "a.md", "words": "takes {} so", "file": "a.txt", "field": "'call (\\S+)'", "format": ".0f"}
-    with pytest.raises(ValueError, match=r"a\.md has . times, and not once: takes \{\} so"):
-        claims.filled(page, [claim])
+    with pytest.raises(ValueError, match=r"on the page . times, and not once: takes \{\} so"):
+        claims.filled(page, {"takes {} so": ["b.txt: 7 as .0f"]})
+
+
+@pytest.mark.parametrize("figures", [[], ["b.txt: 7 as .0f", "b.txt: 7 as .0f"]])
+def test_a_claim_has_a_figure_for_each_place(results, figures):
+    with pytest.raises(ValueError, match="zip"):
+        claims.filled("It takes 1 so long.", {"takes {} so": figures})
 
 
 def test_a_figure_of_nothing_is_refused(results):
-    with pytest.raises(ValueError, match=r"a\.json has nothing of ns>call peer=nobody"):
-        claims.figure("a.json", "ns>call peer=nobody", ".0f")
+    what = 'a.json: where({peer: "nobody"})[].ns.call as .0f'
+    with pytest.raises(ValueError, match=re.escape(f"there is nothing of {what}")):
+        claims.filled("It takes 1 so long.", {"takes {} so": [what]})
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Each file of benches/results is used: a page, a test, a bench or a comment names it, or its description does."""
+"""Each file of benches/results is used: a page, a test, a bench, a comment or a file that is used names it."""
 
 import re
 from pathlib import Path
@@ -30,33 +30,13 @@ def is_named(name, text):
     return any(not re.search(r"[\w-]", each) for each in around)
 
 
-def used_in(folder, text):
-    """Return the files of a folder that are used: those named, their descriptions, and what these describe besides."""
-    files = {path.name: path for path in folder.iterdir()}
-    # That says when and where the others were measured.
-    used = {name for name in files if name == "measured.json" or is_named(f"{folder.name}/{name}", text)}
-    if used - {"measured.json"} or is_named(f"results/{folder.name}", text):
-        used |= {"run.txt"} & files.keys()
-    while True:
-        told = {name: files[name].read_text() for name in files if name.endswith(".txt")}
-        more = {name for name in files for each in used & told.keys() if is_named(name, told[each])}
-        # A description of another run, of what is used.
-        more |= {each for each in told if each.startswith("run") and any(is_named(name, told[each]) for name in used)}
-        if more <= used:
-            return used
-        used |= more
-
-
 def test_each_file_of_results_is_used():
-    text, used = texts(), {}
-    folders = sorted(RESULTS.iterdir())
-    # What is used may name what another folder has.
-    for _ in range(2):
-        used = {folder: used_in(folder, text) for folder in folders}
-        text += "".join(
-            (folder / name).read_text() for folder in folders for name in used[folder] if name.endswith(".txt")
-        )
-    unused = {folder.name: {path.name for path in folder.iterdir()} - used[folder] for folder in folders}
-    assert {name: files for name, files in unused.items() if files} == {}, (
-        "delete these, or name them where they are used"
-    )
+    files = {f"{path.parent.name}/{path.name}": path for path in RESULTS.glob("*/*")}
+    # What each folder has of its other files: when, where and of which commit they are, and their commands.
+    unused = {name for name in files if not name.endswith(("/measured.json", "/run.txt"))}
+    text = texts()
+    # What is used may name what else was measured.
+    while used := {name for name in unused if is_named(name, text)}:
+        unused -= used
+        text = "\n".join(files[name].read_text() for name in used if name.endswith(".txt"))
+    assert unused == set(), "delete these, or name them where they are used"

@@ -4,7 +4,7 @@
 //! A call that maps, unmaps or releases an extent waits until no other works on it. A moved page stays mapped at its old
 //! place until the work there is done; then any thread may unmap it there, perhaps while another moves the page on. After
 //! both at once no mapping of that extent succeeds with NVIDIA's driver 580.159: `cuMemMap` fails with
-//! `CUDA_ERROR_UNKNOWN` (999) (`benches/results/h100-extents`).
+//! `CUDA_ERROR_UNKNOWN` (999) (`benches/results/h100/extents.txt`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Condvar, Mutex};

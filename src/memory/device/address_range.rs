@@ -104,7 +104,7 @@ pub(super) fn with_limits(error: Error, location: MemoryLocation) -> Error {
 const INVALID_VALUE: i32 = 1;
 /// The status 999 of CUDA, HIP and the simulated platform, by which a driver refuses an extent for ever: NVIDIA's
 /// driver 580.159 may do so with one that was mapped and unmapped often, by several threads, and leaves it usable where
-/// it is mapped (`benches/results/h100-extents`).
+/// it is mapped (`benches/results/h100/extents.txt`).
 pub(in crate::memory) const UNKNOWN: i32 = 0x3e7;
 
 /// Returns the error of a device for whose memory too few addresses are left, which drivers report as out of memory.
@@ -285,7 +285,8 @@ impl AddressRange {
     ///
     /// # Safety
     /// All of it is mapped in a row, and nothing unmaps it meanwhile. The turn is for its extents: of two calls that open one
-    /// mapping at once NVIDIA's driver 580.159 refuses one, and the peer may have no access then (`benches/results/h100-peers`).
+    /// mapping at once NVIDIA's driver 580.159 refuses one, and the peer may have no access then
+    /// (`benches/results/h100-x2/peers.txt`).
     unsafe fn open_in_turn(&self, row: &[Placed], _turn: &ExtentTurn) -> Result<(), NotOpened> {
         let (Some(first), Some(last)) = (row.first(), row.last()) else { return Ok(()) };
         let refused = |error| NotOpened { error, usable: row.len() };
@@ -307,7 +308,7 @@ impl AddressRange {
 
     /// Opens a mapping to which an extent was moved. For memory that RDMA can use, NVIDIA's driver 580.159 gives other
     /// devices access by the extent's first mapping, and refuses once that is gone, until there is a new one: so
-    /// another is made and opened first, and removed afterwards (`benches/results/h100-peers`).
+    /// another is made and opened first, and removed afterwards (`benches/results/h100-x2/peers.txt`).
     ///
     /// # Safety
     /// It is mapped, and no other call works on its extent.

@@ -1,6 +1,6 @@
 //! Where a pool's memory comes from, and how much it has and may have. Several threads touch the pages of a pinned
 //! segment before the driver registers it: an H100 takes 114 ms a GiB this way and 217 ms in extents
-//! (`benches/results/h100-pinned`). But a segment cannot be moved, and the driver releases it only after running
+//! (`benches/results/h100/pinned.txt`). But a segment cannot be moved, and the driver releases it only after running
 //! kernels, unlike extents. So segments serve large needs, and go only when asked to, by a thread of gpupool's own
 //! where the caller does not need the memory.
 

@@ -1,8 +1,8 @@
 //! Physical memory for pools: what the limits grant of it, how large its pieces are, and where they are mapped.
 //!
 //! Some extents no cache has: those of a pool's reserve, and those that are made ahead of need. What is mapped somewhere
-//! already NVIDIA's driver maps at another place in five sixths of the time (`benches/results/ranges`), so pages made ahead
-//! are mapped too, until a commit moves them.
+//! already NVIDIA's driver maps at another place in five sixths of the time (`benches/results/h200/pages_ahead.txt`), so
+//! pages made ahead are mapped too, until a commit moves them.
 
 use crate::error::{Error, ErrorKind, GPUPOOL, Result, StatusKind};
 use crate::memory::cache::{Company, Heap};

@@ -23,7 +23,7 @@ use crate::runtime::{self, RelaxedCapture, Stream};
 use crate::sync::{ThisThread, lock};
 
 /// The most pages of an extent inside one block: 512 MiB. An H200 takes 1 GiB in 0.1 to 0.4 ms from extents of 128 MiB
-/// and more, and in 1.5 ms from those of 32 MiB (`h200-sleep/by_hand.txt` of `benches/results`).
+/// and more, and in 1.5 ms from those of 32 MiB (`h200/extents.txt` of `benches/results`).
 const OF_BLOCK_PAGES: u32 = 2 * LARGE_EXTENT_PAGES as u32;
 /// From so many pages on a block has extents of its own.
 const LARGE_PAGES: u32 = 2 * WAKE_PAGES_LEAST as u32;

@@ -2,7 +2,7 @@
 //! call first applies the rules on captures and injected faults. As in CUDA, an extent lives
 //! until it is released and unmapped, may be mapped at several addresses, and a mapping can be used once access was
 //! set. As for memory that RDMA can use, other devices get access only by an extent's first mapping
-//! (`benches/results/h100-peers`). Extents and mappings have a lock of their own, so that a call takes little more than
+//! (`benches/results/h100-x2/peers.txt`). Extents and mappings have a lock of their own, so that a call takes little more than
 //! its system call.
 
 use std::cell::Cell;
