@@ -1,16 +1,17 @@
-//! The driver's functions that give or take back device memory, and what stands in for each: one function that the linker
-//! finds in place of the driver's, and one for each address that it is found at otherwise, as another library may stand in
-//! for it too, and the driver has several by one name. None knows more of its arguments than what they say of memory.
-//! [CUDA's driver API](https://docs.nvidia.com/cuda/cuda-driver-api/) describes them.
+//! The driver's functions that give or take back device memory, or need some for what they do, and what stands in for each:
+//! one function that the linker finds in place of the driver's, and one for each address that it is found at otherwise, as
+//! another library may stand in for it too, and the driver has several by one name. None knows more of its arguments than
+//! what they say of memory. [CUDA's driver API](https://docs.nvidia.com/cuda/cuda-driver-api/) describes them.
 
+use std::arch::naked_asm;
 use std::ffi::{CStr, c_int};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::{lookup, passing};
 
-/// As many as any of these functions has. One that has fewer does not look at the others.
-pub(crate) type Arguments = [usize; 8];
-pub(crate) type Function = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize, usize, usize) -> c_int;
+/// As many as `cuLaunchKernel` has, which has most. One that has fewer does not look at the others.
+pub(crate) type Arguments = [usize; 11];
+type Entry = unsafe extern "C" fn();
 
 /// Which device a call asks for memory of.
 #[derive(Clone, Copy)]
@@ -40,8 +41,9 @@ pub(crate) enum Kind {
     Map,
     /// `(CUdeviceptr, size_t)`
     Unmap,
-    /// It takes memory that nothing tells the amount of: contexts, code, graphs, arrays.
-    Take(Place),
+    /// It needs memory that nothing tells the amount of: for a context, code, which may be loaded at its first use, what a
+    /// kernel has beside its arguments, a graph, a stream.
+    Need(Place),
     /// `(CUcontext)`: all that was allocated in it is free.
     EndContext,
     /// `(CUdevice)`: the same, of the primary context, if that has ended then.
@@ -59,32 +61,77 @@ pub(crate) struct Call {
     pub(crate) name: &'static CStr,
     pub(crate) since: c_int,
     pub(crate) kind: Kind,
-    /// What stands in for it, by the target below.
-    stand_ins: [Function; TARGETS],
-    targets: [AtomicUsize; TARGETS],
-    exported: Function,
-    /// What the exported function passes on to, once that is known.
-    next: AtomicUsize,
+    /// What stands in for it, by the target below; the exported function is the last.
+    entries: [Entry; TARGETS + 1],
+    /// What each passes on to, once that is known.
+    targets: [AtomicUsize; TARGETS + 1],
 }
 
 /// How many functions of one name are told apart: the driver's, with a default stream of each thread, of an older
 /// version, and another library's.
 const TARGETS: usize = 4;
 
-/// Stands in for the function at one address.
-unsafe extern "C" fn stand_in<const CALL: usize, const TARGET: usize>(
-    a: usize,
-    b: usize,
-    c: usize,
-    d: usize,
-    e: usize,
-    f: usize,
-    g: usize,
-    h: usize,
+/// Arguments in registers, by the machine's convention for calls of C. The others are on the stack.
+#[cfg(target_arch = "x86_64")]
+const IN_REGISTERS: usize = 6;
+#[cfg(target_arch = "aarch64")]
+const IN_REGISTERS: usize = 8;
+
+/// Stands in for one function: puts the arguments where [`enter`] finds them, and tells it who called.
+macro_rules! entry {
+    ($index:expr) => {{
+        #[cfg(target_arch = "x86_64")]
+        naked_asm!(
+            ".cfi_startproc",
+            "sub rsp, 56", ".cfi_adjust_cfa_offset 56",
+            "mov [rsp], rdi", "mov [rsp + 8], rsi", "mov [rsp + 16], rdx",
+            "mov [rsp + 24], rcx", "mov [rsp + 32], r8", "mov [rsp + 40], r9",
+            "mov edi, {index}", "mov rsi, rsp", "lea rdx, [rsp + 64]", "mov rcx, [rsp + 56]",
+            "call {enter}",
+            "add rsp, 56", ".cfi_adjust_cfa_offset -56",
+            "ret",
+            ".cfi_endproc",
+            index = const $index,
+            enter = sym enter
+        );
+        #[cfg(target_arch = "aarch64")]
+        naked_asm!(
+            ".cfi_startproc",
+            "stp x29, x30, [sp, #-80]!", ".cfi_def_cfa_offset 80", ".cfi_offset x29, -80", ".cfi_offset x30, -72",
+            "stp x0, x1, [sp, #16]", "stp x2, x3, [sp, #32]", "stp x4, x5, [sp, #48]", "stp x6, x7, [sp, #64]",
+            "mov w0, #{index}", "add x1, sp, #16", "add x2, sp, #80", "mov x3, x30",
+            "bl {enter}",
+            "ldp x29, x30, [sp], #80", ".cfi_def_cfa_offset 0",
+            "ret",
+            ".cfi_endproc",
+            index = const $index,
+            enter = sym enter
+        );
+    }};
+}
+
+#[unsafe(naked)]
+unsafe extern "C" fn stand_in<const CALL: usize, const TARGET: usize>() {
+    entry!(CALL * (TARGETS + 1) + TARGET)
+}
+
+/// Called by each entry, with its number, where the arguments are, and the address that it returns to.
+unsafe extern "C" fn enter(
+    entry: u32,
+    in_registers: *const [usize; IN_REGISTERS],
+    on_stack: *const [usize; 11 - IN_REGISTERS],
+    caller: usize,
 ) -> c_int {
-    let call = &CALLS[CALL];
+    let (call, target) = (&CALLS[entry as usize / (TARGETS + 1)], entry as usize % (TARGETS + 1));
+    let mut arguments = [0; 11];
+    // SAFETY: the entry has put the first there; the others are the caller's stack, as far as there are arguments, and
+    // beyond them what else it has there.
+    unsafe {
+        arguments[..IN_REGISTERS].copy_from_slice(&*in_registers);
+        arguments[IN_REGISTERS..].copy_from_slice(&*on_stack);
+    }
     // SAFETY: the target is the address of this function of the driver, and the program passes what that takes.
-    unsafe { passing::pass(call, call.targets[TARGET].load(Ordering::Relaxed), [a, b, c, d, e, f, g, h]) }
+    unsafe { passing::pass(call, call.target(target), &arguments, caller) }
 }
 
 macro_rules! calls {
@@ -93,13 +140,10 @@ macro_rules! calls {
         enum Index { $($function),* }
 
         $(
+            #[unsafe(naked)]
             #[unsafe(no_mangle)]
-            unsafe extern "C" fn $function(
-                a: usize, b: usize, c: usize, d: usize, e: usize, f: usize, g: usize, h: usize,
-            ) -> c_int {
-                let call = &CALLS[Index::$function as usize];
-                // SAFETY: what comes next by this name is that function, and the program passes what it takes.
-                unsafe { passing::pass(call, call.next(), [a, b, c, d, e, f, g, h]) }
+            unsafe extern "C" fn $function() {
+                entry!(Index::$function as usize * (TARGETS + 1) + TARGETS)
             }
         )*
 
@@ -113,15 +157,14 @@ macro_rules! calls {
             name: $name,
             since: $since,
             kind: $kind,
-            stand_ins: [
+            entries: [
                 stand_in::<{ Index::$function as usize }, 0>,
                 stand_in::<{ Index::$function as usize }, 1>,
                 stand_in::<{ Index::$function as usize }, 2>,
                 stand_in::<{ Index::$function as usize }, 3>,
+                $function,
             ],
-            targets: [const { AtomicUsize::new(0) }; TARGETS],
-            exported: $function,
-            next: AtomicUsize::new(0),
+            targets: [const { AtomicUsize::new(0) }; TARGETS + 1],
         }),*];
     };
 }
@@ -143,27 +186,61 @@ calls! {
     cuMemMap, c"cuMemMap", 10020, Kind::Map;
     cuMemUnmap, c"cuMemUnmap", 10020, Kind::Unmap;
     cuMemPoolTrimTo, c"cuMemPoolTrimTo", 11020, Kind::Pass;
-    cuArrayCreate_v2, c"cuArrayCreate", 3020, Kind::Take(Place::Current);
-    cuArray3DCreate_v2, c"cuArray3DCreate", 3020, Kind::Take(Place::Current);
-    cuMipmappedArrayCreate, c"cuMipmappedArrayCreate", 5000, Kind::Take(Place::Current);
-    cuCtxCreate_v2, c"cuCtxCreate", 3020, Kind::Take(Place::Argument(2));
-    cuCtxCreate_v3, c"cuCtxCreate", 11040, Kind::Take(Place::Argument(4));
-    cuCtxCreate_v4, c"cuCtxCreate", 12050, Kind::Take(Place::Argument(3));
+    cuArrayCreate_v2, c"cuArrayCreate", 3020, Kind::Need(Place::Current);
+    cuArray3DCreate_v2, c"cuArray3DCreate", 3020, Kind::Need(Place::Current);
+    cuMipmappedArrayCreate, c"cuMipmappedArrayCreate", 5000, Kind::Need(Place::Current);
+    cuCtxCreate_v2, c"cuCtxCreate", 3020, Kind::Need(Place::Argument(2));
+    cuCtxCreate_v3, c"cuCtxCreate", 11040, Kind::Need(Place::Argument(4));
+    cuCtxCreate_v4, c"cuCtxCreate", 12050, Kind::Need(Place::Argument(3));
     cuCtxDestroy_v2, c"cuCtxDestroy", 4000, Kind::EndContext;
-    cuDevicePrimaryCtxRetain, c"cuDevicePrimaryCtxRetain", 7000, Kind::Take(Place::Argument(1));
+    cuCtxSetLimit, c"cuCtxSetLimit", 3010, Kind::Need(Place::Current);
+    cuDevicePrimaryCtxRetain, c"cuDevicePrimaryCtxRetain", 7000, Kind::Need(Place::Argument(1));
     cuDevicePrimaryCtxRelease_v2, c"cuDevicePrimaryCtxRelease", 7000, Kind::EndPrimary;
     cuDevicePrimaryCtxReset_v2, c"cuDevicePrimaryCtxReset", 7000, Kind::EndPrimary;
-    cuModuleLoad, c"cuModuleLoad", 2000, Kind::Take(Place::Current);
-    cuModuleLoadData, c"cuModuleLoadData", 2000, Kind::Take(Place::Current);
-    cuModuleLoadDataEx, c"cuModuleLoadDataEx", 2010, Kind::Take(Place::Current);
-    cuModuleLoadFatBinary, c"cuModuleLoadFatBinary", 2000, Kind::Take(Place::Current);
-    cuLibraryLoadData, c"cuLibraryLoadData", 12000, Kind::Take(Place::Current);
-    cuLibraryLoadFromFile, c"cuLibraryLoadFromFile", 12000, Kind::Take(Place::Current);
-    cuGraphInstantiate, c"cuGraphInstantiate", 10000, Kind::Take(Place::Current);
-    cuGraphInstantiate_v2, c"cuGraphInstantiate", 11000, Kind::Take(Place::Current);
-    cuGraphInstantiateWithFlags, c"cuGraphInstantiateWithFlags", 11040, Kind::Take(Place::Current);
-    cuGraphInstantiateWithParams, c"cuGraphInstantiateWithParams", 12000, Kind::Take(Place::Current);
-    cuGraphInstantiateWithParams_ptsz, c"cuGraphInstantiateWithParams_ptsz", 12000, Kind::Take(Place::Current);
+    cuGreenCtxCreate, c"cuGreenCtxCreate", 12040, Kind::Need(Place::Argument(2));
+    cuStreamCreate, c"cuStreamCreate", 2000, Kind::Need(Place::Current);
+    cuStreamCreateWithPriority, c"cuStreamCreateWithPriority", 5050, Kind::Need(Place::Current);
+    cuEventCreate, c"cuEventCreate", 2000, Kind::Need(Place::Current);
+    cuMemHostAlloc, c"cuMemHostAlloc", 2020, Kind::Need(Place::Current);
+    cuMemAllocHost_v2, c"cuMemAllocHost", 3020, Kind::Need(Place::Current);
+    cuMemHostRegister_v2, c"cuMemHostRegister", 6050, Kind::Need(Place::Current);
+    cuMemSetAccess, c"cuMemSetAccess", 10020, Kind::Need(Place::Current);
+    cuModuleLoad, c"cuModuleLoad", 2000, Kind::Need(Place::Current);
+    cuModuleLoadData, c"cuModuleLoadData", 2000, Kind::Need(Place::Current);
+    cuModuleLoadDataEx, c"cuModuleLoadDataEx", 2010, Kind::Need(Place::Current);
+    cuModuleLoadFatBinary, c"cuModuleLoadFatBinary", 2000, Kind::Need(Place::Current);
+    cuModuleGetFunction, c"cuModuleGetFunction", 2000, Kind::Need(Place::Current);
+    cuModuleGetGlobal_v2, c"cuModuleGetGlobal", 3020, Kind::Need(Place::Current);
+    cuLibraryLoadData, c"cuLibraryLoadData", 12000, Kind::Need(Place::Current);
+    cuLibraryLoadFromFile, c"cuLibraryLoadFromFile", 12000, Kind::Need(Place::Current);
+    cuLibraryGetModule, c"cuLibraryGetModule", 12000, Kind::Need(Place::Current);
+    cuLibraryGetKernel, c"cuLibraryGetKernel", 12000, Kind::Need(Place::Current);
+    cuLibraryGetGlobal, c"cuLibraryGetGlobal", 12000, Kind::Need(Place::Current);
+    cuKernelGetFunction, c"cuKernelGetFunction", 12000, Kind::Need(Place::Current);
+    cuKernelGetAttribute, c"cuKernelGetAttribute", 12000, Kind::Need(Place::Argument(3));
+    cuKernelSetAttribute, c"cuKernelSetAttribute", 12000, Kind::Need(Place::Argument(3));
+    cuFuncLoad, c"cuFuncLoad", 12040, Kind::Need(Place::Current);
+    cuFuncGetAttribute, c"cuFuncGetAttribute", 2020, Kind::Need(Place::Current);
+    cuFuncSetAttribute, c"cuFuncSetAttribute", 9000, Kind::Need(Place::Current);
+    cuOccupancyMaxActiveBlocksPerMultiprocessor, c"cuOccupancyMaxActiveBlocksPerMultiprocessor", 6050,
+        Kind::Need(Place::Current);
+    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, c"cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags", 7000,
+        Kind::Need(Place::Current);
+    cuLaunchKernel, c"cuLaunchKernel", 4000, Kind::Need(Place::Current);
+    cuLaunchKernel_ptsz, c"cuLaunchKernel_ptsz", 7000, Kind::Need(Place::Current);
+    cuLaunchKernelEx, c"cuLaunchKernelEx", 11060, Kind::Need(Place::Current);
+    cuLaunchKernelEx_ptsz, c"cuLaunchKernelEx_ptsz", 11060, Kind::Need(Place::Current);
+    cuLaunchCooperativeKernel, c"cuLaunchCooperativeKernel", 9000, Kind::Need(Place::Current);
+    cuLaunchCooperativeKernel_ptsz, c"cuLaunchCooperativeKernel_ptsz", 9000, Kind::Need(Place::Current);
+    cuGraphInstantiate, c"cuGraphInstantiate", 10000, Kind::Need(Place::Current);
+    cuGraphInstantiate_v2, c"cuGraphInstantiate", 11000, Kind::Need(Place::Current);
+    cuGraphInstantiateWithFlags, c"cuGraphInstantiateWithFlags", 11040, Kind::Need(Place::Current);
+    cuGraphInstantiateWithParams, c"cuGraphInstantiateWithParams", 12000, Kind::Need(Place::Current);
+    cuGraphInstantiateWithParams_ptsz, c"cuGraphInstantiateWithParams_ptsz", 12000, Kind::Need(Place::Current);
+    cuGraphUpload, c"cuGraphUpload", 11010, Kind::Need(Place::Current);
+    cuGraphUpload_ptsz, c"cuGraphUpload_ptsz", 11010, Kind::Need(Place::Current);
+    cuGraphLaunch, c"cuGraphLaunch", 10000, Kind::Need(Place::Current);
+    cuGraphLaunch_ptsz, c"cuGraphLaunch_ptsz", 10000, Kind::Need(Place::Current);
     cuGetProcAddress, c"cuGetProcAddress", 11030, Kind::Find;
     cuGetProcAddress_v2, c"cuGetProcAddress", 12000, Kind::Find;
 }
@@ -181,13 +258,13 @@ impl Call {
 
     /// Returns what stands in for the function at an address: that itself where it is one of these, or all are taken.
     pub(crate) fn stand_in_for(&self, address: usize) -> usize {
-        if address == self.exported as usize || self.stand_ins.iter().any(|&own| own as usize == address) {
+        if self.entries.iter().any(|&own| own as usize == address) {
             return address;
         }
-        for (target, stand_in) in self.targets.iter().zip(self.stand_ins) {
+        for (target, entry) in self.targets.iter().zip(self.entries).take(TARGETS) {
             let before = target.compare_exchange(0, address, Ordering::Relaxed, Ordering::Relaxed);
             if before.is_ok() || before == Err(address) {
-                return stand_in as usize;
+                return entry as usize;
             }
         }
         address
@@ -195,17 +272,18 @@ impl Call {
 
     /// Returns the address of the exported function.
     pub(crate) fn exported(&self) -> usize {
-        self.exported as usize
+        self.entries[TARGETS] as usize
     }
 
-    /// Returns the address of what comes after the exported function; 0 if there is none.
-    fn next(&self) -> usize {
-        let known = self.next.load(Ordering::Relaxed);
+    /// Returns the address of what one of the entries passes on to: for the exported one, of what comes after it; 0 if
+    /// there is nothing.
+    fn target(&self, index: usize) -> usize {
+        let known = self.targets[index].load(Ordering::Relaxed);
         if known != 0 {
             return known;
         }
         let found = lookup::next_after_us(self.symbol).or_else(|| lookup::of_driver(self.symbol)).unwrap_or(0);
-        self.next.store(found, Ordering::Relaxed);
+        self.targets[index].store(found, Ordering::Relaxed);
         found
     }
 }

@@ -6,7 +6,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::objects::{self, FileId};
-use crate::{driver, report};
+use crate::report;
 
 /// What one call of the driver has given.
 #[derive(Clone, Copy)]
@@ -261,10 +261,4 @@ pub(crate) unsafe extern "C" fn tell(
         // SAFETY: the function takes these, and keeps none; no lock is held.
         unsafe { tell(context, name.as_ptr(), path.as_ptr(), held.bytes, held.peak, held.count) };
     }
-}
-
-/// Returns what NVML counts for the process on a device beside what is held by files here.
-pub(crate) fn rest(device: c_int) -> Option<u64> {
-    let held: u64 = of(device).iter().map(|(_, held)| held.bytes).sum();
-    driver::process_bytes(device).map(|bytes| bytes.saturating_sub(held))
 }

@@ -3,6 +3,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ops::Range;
+use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use crate::passing::Giving;
@@ -10,6 +11,8 @@ use crate::{driver, elf, holders};
 
 /// Gives back at least so many bytes of a device, if there are as many, and returns how many the driver has by then.
 type GiveWay = unsafe extern "C" fn(device: c_int, bytes: u64) -> u64;
+/// Returns the bytes of a device that a gpupool has.
+type Reserved = unsafe extern "C" fn(device: c_int) -> u64;
 /// Told of a holder: its name, its file's path, the bytes that it holds and held at most, and its live allocations.
 type Tell = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char, u64, u64, u64);
 
@@ -19,9 +22,9 @@ type Tell = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char, u64,
 pub struct Table {
     /// It is of this size, which grows with what it has.
     size: usize,
-    /// Has this function asked from now on, and calls of the object that it is in passed on as they are. 0 where no more
-    /// can be kept.
-    join: unsafe extern "C" fn(GiveWay) -> c_int,
+    /// Has these functions asked from now on, and calls of the object that they are in passed on as they are. 0 where no
+    /// more can be kept.
+    join: unsafe extern "C" fn(GiveWay, Reserved) -> c_int,
     /// Tells of each that holds memory of a device, the largest first.
     holders: unsafe extern "C" fn(c_int, Tell, *mut c_void),
     /// Returns what NVML counts for the process on a device; 0 if it does not say.
@@ -39,22 +42,29 @@ unsafe extern "C" fn process_bytes(device: c_int) -> u64 {
 
 struct Member {
     give_way: AtomicPtr<()>,
+    reserved: AtomicPtr<()>,
     first: AtomicUsize,
     end: AtomicUsize,
 }
 
 /// More than there are gpupools in a process.
 static MEMBERS: [Member; 8] = [const {
-    Member { give_way: AtomicPtr::new(std::ptr::null_mut()), first: AtomicUsize::new(0), end: AtomicUsize::new(0) }
+    Member {
+        give_way: AtomicPtr::new(ptr::null_mut()),
+        reserved: AtomicPtr::new(ptr::null_mut()),
+        first: AtomicUsize::new(0),
+        end: AtomicUsize::new(0),
+    }
 }; 8];
 
-unsafe extern "C" fn join(give_way: GiveWay) -> c_int {
+unsafe extern "C" fn join(give_way: GiveWay, reserved: Reserved) -> c_int {
     let address = give_way as usize;
     let range = elf::each(|object| Some(object.range()).filter(|range| range.contains(&address)));
     let Range { start, end } = range.unwrap_or(address..address + 1);
     for member in &MEMBERS {
-        let free = std::ptr::null_mut();
+        let free = ptr::null_mut();
         if member.give_way.compare_exchange(free, give_way as *mut (), Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            member.reserved.store(reserved as *mut (), Ordering::Release);
             member.end.store(end, Ordering::Relaxed);
             member.first.store(start, Ordering::Release);
             return 1;
@@ -85,4 +95,15 @@ pub(crate) fn give_way(device: c_int, bytes: u64, _giving: &Giving) -> u64 {
         given += unsafe { give_way(device, bytes - given) };
     }
     given
+}
+
+/// Returns the bytes of a device that they have.
+pub(crate) fn reserved(device: c_int) -> u64 {
+    let of_each = MEMBERS.iter().map(|member| member.reserved.load(Ordering::Acquire)).take_while(|it| !it.is_null());
+    of_each
+        .map(|address| {
+            // SAFETY: `join` has kept the address of such a function, which may be called on any thread without a lock.
+            unsafe { std::mem::transmute::<*mut (), Reserved>(address)(device) }
+        })
+        .sum()
 }

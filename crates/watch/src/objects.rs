@@ -50,20 +50,22 @@ const NAMES: [(&[u8], &CStr); 21] = [
     (b"warp.so", c"Warp"),
 ];
 
-/// Returns the file that the calling function was called for; none if none is known.
-pub(crate) fn caller() -> Option<FileId> {
+/// Returns the file that a call was made for which returns to an address; none if none is known.
+pub(crate) fn caller(address: usize) -> Option<FileId> {
     let changes = elf::each(|object| Some(object.changes)).unwrap_or(0);
     let is_known = OBJECTS.read().unwrap_or_else(PoisonError::into_inner).changes == changes;
     if !is_known {
         look_again();
     }
     let objects = OBJECTS.read().unwrap_or_else(PoisonError::into_inner);
-    let mut found = None;
-    walk(|address| {
-        let at = objects.ranges.partition_point(|(range, _)| range.end <= address);
-        found = objects.ranges.get(at).filter(|(range, _)| range.contains(&address)).and_then(|(_, file)| *file);
-        found.is_some()
-    });
+    // Mostly it is the one that called.
+    let mut found = objects.file_at(address);
+    if found.is_none() {
+        walk(|address| {
+            found = objects.file_at(address);
+            found.is_some()
+        });
+    }
     found
 }
 
@@ -88,6 +90,12 @@ fn look_again() {
 }
 
 impl Objects {
+    /// Returns the file that an address is in, unless it calls for others.
+    fn file_at(&self, address: usize) -> Option<FileId> {
+        let at = self.ranges.partition_point(|(range, _)| range.end <= address);
+        self.ranges.get(at).filter(|(range, _)| range.contains(&address)).and_then(|(_, file)| *file)
+    }
+
     fn file(&mut self, path: CString) -> FileId {
         let known = self.files.iter().position(|file| *file == path);
         FileId(known.unwrap_or_else(|| {

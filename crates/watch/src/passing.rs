@@ -6,7 +6,7 @@ use std::ffi::c_int;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::calls::{Arguments, Call, Function, Kind, Place};
+use crate::calls::{Arguments, Call, Kind, Place};
 use crate::driver::{self, NOT_FOUND, OUT_OF_MEMORY, SUCCESS};
 use crate::holders::{self, Block, Leaving};
 use crate::{lookup, members, objects};
@@ -68,35 +68,58 @@ fn is_forked() -> bool {
 ///
 /// # Safety
 /// The target is the address of this function, or 0 where the driver lacks it, and the arguments are what it takes.
-pub(crate) unsafe fn pass(call: &Call, target: usize, arguments: Arguments) -> c_int {
+#[inline]
+pub(crate) unsafe fn pass(call: &Call, target: usize, arguments: &Arguments, caller: usize) -> c_int {
     if target == 0 {
         return NOT_FOUND;
     }
-    // SAFETY: it takes no more than these, in the way of C.
-    let function: Function = unsafe { std::mem::transmute(target) };
     let pass_on = || {
-        let [a, b, c, d, e, f, g, h] = arguments;
-        let before = INSIDE.replace(Inside::Call);
-        // SAFETY: the program has passed these for this function.
-        let status = unsafe { function(a, b, c, d, e, f, g, h) };
-        INSIDE.set(before);
-        status
+        let [a, b, c, d, e, f, g, h, i, j, k] = *arguments;
+        // SAFETY: it takes no more than these, in the way of C, and the program has passed them for it.
+        unsafe { std::mem::transmute::<usize, Function>(target)(a, b, c, d, e, f, g, h, i, j, k) }
     };
+    if let Kind::Need(place) = call.kind {
+        // Kernels are launched so, for whom nothing is counted.
+        let status = pass_on();
+        return if status == OUT_OF_MEMORY { needed(place, arguments, pass_on) } else { status };
+    }
     if INSIDE.get() == Inside::Call || is_forked() {
         return pass_on();
     }
+    let inside = || {
+        let before = INSIDE.replace(Inside::Call);
+        let status = pass_on();
+        INSIDE.set(before);
+        status
+    };
     // SAFETY: the program passes what the function takes.
-    unsafe { counted(call, &arguments, pass_on) }
+    unsafe { counted(call, arguments, caller, inside) }
+}
+
+type Function =
+    unsafe extern "C" fn(usize, usize, usize, usize, usize, usize, usize, usize, usize, usize, usize) -> c_int;
+
+/// Makes a call again that found no memory for what it does.
+#[cold]
+fn needed(place: Place, arguments: &Arguments, pass_on: impl Fn() -> c_int) -> c_int {
+    if is_forked() {
+        return OUT_OF_MEMORY;
+    }
+    let device = match place {
+        Place::Current => driver::current_device(),
+        Place::Argument(index) => Some(arguments[index] as c_int),
+    };
+    given_way(OUT_OF_MEMORY, device, 0, pass_on)
 }
 
 /// Makes a call, and counts what it gives or takes.
 ///
 /// # Safety
 /// The arguments are what the function takes.
-unsafe fn counted(call: &Call, arguments: &Arguments, pass_on: impl Fn() -> c_int) -> c_int {
+unsafe fn counted(call: &Call, arguments: &Arguments, caller: usize, pass_on: impl Fn() -> c_int) -> c_int {
     let [first, second, third, fourth, ..] = *arguments;
     match call.kind {
-        Kind::Pass => pass_on(),
+        Kind::Pass | Kind::Need(_) => pass_on(),
         Kind::Find => {
             let status = pass_on();
             if status == SUCCESS {
@@ -105,24 +128,18 @@ unsafe fn counted(call: &Call, arguments: &Arguments, pass_on: impl Fn() -> c_in
             }
             status
         }
-        Kind::Take(place) => {
-            let device = match place {
-                Place::Current => driver::current_device(),
-                Place::Argument(index) => Some(arguments[index] as c_int),
-            };
-            given_way(device, 0, pass_on)
-        }
         Kind::Allocate | Kind::AllocatePitch => {
             let device = driver::current_device();
-            let asked = if matches!(call.kind, Kind::Allocate) { second } else { third.saturating_mul(fourth) };
-            let status = given_way(device, asked as u64, pass_on);
+            let is_pitched = matches!(call.kind, Kind::AllocatePitch);
+            let asked = if is_pitched { third.saturating_mul(fourth) } else { second };
+            let status = given_way(pass_on(), device, asked as u64, pass_on);
             if status == SUCCESS && first != 0 {
-                // SAFETY: the call has written the address, and for pitched memory the pitch.
-                let (address, pitch) = unsafe { (*(first as *const usize), second as *const usize) };
-                // SAFETY: as above.
-                let bytes = if matches!(call.kind, Kind::Allocate) { second } else { (unsafe { *pitch }) * fourth };
+                // SAFETY: the call has written the address.
+                let address = unsafe { *(first as *const usize) };
+                // SAFETY: the call has written the pitch, if it writes one.
+                let bytes = if is_pitched { (unsafe { *(second as *const usize) }) * fourth } else { second };
                 let context = driver::current_context();
-                holders::add(address, Block::new(device, context, bytes as u64, objects::caller()));
+                holders::add(address, Block::new(device, context, bytes as u64, objects::caller(caller)));
             }
             status
         }
@@ -134,11 +151,11 @@ unsafe fn counted(call: &Call, arguments: &Arguments, pass_on: impl Fn() -> c_in
             if device.is_none() {
                 return pass_on();
             }
-            let status = given_way(device, second as u64, pass_on);
+            let status = given_way(pass_on(), device, second as u64, pass_on);
             if status == SUCCESS && first != 0 {
                 // SAFETY: the call has written the handle.
                 let handle = unsafe { *(first as *const usize) };
-                holders::create(handle, Block::new(device, 0, second as u64, objects::caller()));
+                holders::create(handle, Block::new(device, 0, second as u64, objects::caller(caller)));
             }
             status
         }
@@ -180,9 +197,11 @@ fn gone_after_if(leaving: Leaving, pass_on: impl Fn() -> c_int, is_gone: impl Fn
     status
 }
 
-/// Makes a call for so many bytes of a device, and again each time that somebody has given way for it.
-fn given_way(device: Option<c_int>, bytes: u64, pass_on: impl Fn() -> c_int) -> c_int {
-    let mut status = pass_on();
+/// Makes a call for so many bytes of a device again each time that somebody has given way for it; returns its last status.
+fn given_way(mut status: c_int, device: Option<c_int>, bytes: u64, pass_on: impl Fn() -> c_int) -> c_int {
+    if status != OUT_OF_MEMORY {
+        return status;
+    }
     let Some(device) = device else { return status };
     for more in MORE {
         if status != OUT_OF_MEMORY {

@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use std::fmt::Write;
 use std::sync::Once;
 
-use crate::{holders, objects};
+use crate::{driver, holders, members, objects};
 
 const VARIABLE: &CStr = c"GPUPOOL_WATCH_REPORT";
 
@@ -28,13 +28,20 @@ extern "C" fn write() {
     let _ = writeln!(text, "gpupool: GPU memory of {} (process {})", program.to_string_lossy(), std::process::id());
     for (device, given) in holders::devices() {
         let _ = writeln!(text, "device {device:<24} {:>12} {:>12}", "now", "peak");
+        let reserved = members::reserved(device);
+        let mut known = reserved;
+        if reserved > 0 {
+            let _ = writeln!(text, "  {:<29} {:>12}", "gpupool", size(reserved));
+        }
         for (file, held) in holders::of(device) {
+            known += held.bytes;
             let name = objects::names(file).0;
             let name = name.to_string_lossy();
             let _ = writeln!(text, "  {name:<29} {:>12} {:>12}", size(held.bytes), size(held.peak));
         }
-        if let Some(rest) = holders::rest(device) {
-            let _ = writeln!(text, "  {:<29} {:>12}", "contexts, code and others", size(rest));
+        // What is left over of NVML's count.
+        if let Some(bytes) = driver::process_bytes(device) {
+            let _ = writeln!(text, "  {:<29} {:>12}", "contexts and code", size(bytes.saturating_sub(known)));
         }
         if given.times > 0 {
             let _ = writeln!(

@@ -9,12 +9,15 @@ use log::{info, warn};
 
 use crate::error::{Bytes, MemoryHolder};
 use crate::ids::Device;
+use crate::memory::limits::reserved_on;
 use crate::memory::peer::give_way;
 use crate::memory::serve::{Help, Helper};
 use crate::observe::target::MEMORY;
 use crate::process;
 use crate::shared_object;
 
+type GiveWay = unsafe extern "C" fn(c_int, u64) -> u64;
+type Reserved = unsafe extern "C" fn(c_int) -> u64;
 type Tell = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char, u64, u64, u64);
 
 /// As in `crates/watch/src/members.rs`.
@@ -22,7 +25,7 @@ type Tell = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char, u64,
 #[repr(C)]
 struct Table {
     size: usize,
-    join: unsafe extern "C" fn(unsafe extern "C" fn(c_int, u64) -> u64) -> c_int,
+    join: unsafe extern "C" fn(GiveWay, Reserved) -> c_int,
     holders: unsafe extern "C" fn(c_int, Tell, *mut c_void),
     process_bytes: unsafe extern "C" fn(c_int) -> u64,
 }
@@ -38,7 +41,7 @@ pub(in crate::memory) fn join() {
         // SAFETY: the name is that of the table, which lives as long as the process.
         let table = unsafe { address.as_ref() }.filter(|table| table.size >= size_of::<Table>())?;
         // SAFETY: the table's function, which keeps the address of one that is never unloaded.
-        if unsafe { (table.join)(asked_to_give_way) } == 0 {
+        if unsafe { (table.join)(asked_to_give_way, reserved) } == 0 {
             warn!(target: MEMORY, "too many gpupools in this process: this one does not give way to others");
         }
         Help::Others.is_from(&Watch);
@@ -52,14 +55,21 @@ fn table() -> Option<&'static Table> {
 
 /// Called on any thread, in the middle of a call of the driver that found no memory, with no lock of gpupool's.
 unsafe extern "C" fn asked_to_give_way(device: c_int, bytes: u64) -> u64 {
-    let Ok(ordinal) = u32::try_from(device) else { return 0 };
-    let device = Device::from_ordinal(ordinal);
+    let Some(device) = device_of(device) else { return 0 };
     let given = catch_unwind(|| give_way(device, bytes)).unwrap_or(0);
     if given > 0 {
         let (given, bytes) = (Bytes(given), Bytes(bytes));
         info!(target: MEMORY, "{device}: the driver had no memory for another caller, who lacked {bytes}: {given} were given back");
     }
     given
+}
+
+unsafe extern "C" fn reserved(device: c_int) -> u64 {
+    device_of(device).map_or(0, reserved_on)
+}
+
+fn device_of(number: c_int) -> Option<Device> {
+    u32::try_from(number).ok().filter(|_| !process::is_forked()).map(Device::from_ordinal)
 }
 
 /// Returns what NVML counts for this process on a device; none if it does not say, or nothing is watched.
