@@ -204,7 +204,7 @@ impl Call {
         if known != 0 {
             return known;
         }
-        let found = lookup::next_after_us(self.symbol).or_else(|| lookup::of_driver(self.symbol)).unwrap_or(0);
+        let found = lookup::behind_us(self.symbol).unwrap_or(0);
         self.next.store(found, Ordering::Relaxed);
         found
     }
