@@ -4,7 +4,7 @@ What is C, C++ or Rust checks itself what it sees; it is in tests/watch.
 """
 
 import pytest
-from watched import Watched, as_macro, known_calls
+from watched import Watched, as_macro, cases_of, known_calls
 
 
 @pytest.fixture(scope="module")
@@ -12,6 +12,14 @@ def echo(tmp_path_factory):
     """Return a folder with the driver that notes what it is called with, and the runtime on it."""
     watched = Watched(tmp_path_factory.mktemp("echo"))
     build_echo(watched, known_calls())
+    return watched
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory):
+    """Return a folder with the double of the driver."""
+    watched = Watched(tmp_path_factory.mktemp("machine"))
+    watched.build_driver()
     return watched
 
 
@@ -59,3 +67,18 @@ def test_another_library_that_stands_in_by_its_names_sees_what_this_one_sees(ech
     echo.build("stands_in.c", "libby_linker.so", "-DBY_LINKER")
     echo.build("seen_by_both.c", "seen", needs=("libcuda.so.1",))
     echo.run("seen", **{order: ("libby_linker.so",)})
+
+
+# A machine with two devices and virtual memory, also on the host.
+VARIABLES = {"FAKE_DEVICES": "2", "FAKE_VMM": "1", "FAKE_HOST_VMM": "1"}
+
+
+@pytest.fixture(scope="module")
+def counts(machine):
+    """Return the program about what is counted."""
+    return machine.build("counts.c", "counts", needs=("libcuda.so.1",))
+
+
+@pytest.mark.parametrize("case", cases_of("counts.c"))
+def test_what_is_counted_is_what_the_driver_has_given(machine, counts, case):
+    machine.run(counts, case, **VARIABLES)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import gpupool
 import pytest
+from abi import compile_double
 from processes import succeeded
 
 ROOT = Path(__file__).parents[2]
@@ -32,6 +33,13 @@ def known_calls() -> list[tuple[str, str, str]]:
     text = (ROOT / "crates" / "watch" / "src" / "calls.rs").read_text()
     found = re.findall(r'^    (cu\w+), c"(\w+)", (\d+), ', text, re.MULTILINE)
     assert len(found) > 30, "the list in calls.rs is written in another way"
+    return found
+
+
+def cases_of(source: str) -> list[str]:
+    """Return the names in a program's table of cases."""
+    found = re.findall(r"CASE\((\w+)\)", (SOURCES / source).read_text())
+    assert found, f"{source} has no cases"
     return found
 
 
@@ -67,6 +75,10 @@ class Watched:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return file
+
+    def build_driver(self) -> None:
+        """Compile the double of the driver, with what only programs that are watched call."""
+        compile_double("libcuda.c", self.folder / "libcuda.so.1", "-DFOR_WATCH")
 
     def start(
         self,

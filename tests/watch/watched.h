@@ -64,3 +64,14 @@ static inline Held held_by(const char *name, int device) {
 // A program's cases, by the name of each.
 typedef struct { const char *name; void (*run)(void); } Case;
 #define CASE(name) {#name, name}
+
+static inline int run_case(const Case *cases, size_t many, int count, char **arguments) {
+  CHECK(count > 1, "for which case?");
+  for (size_t index = 0; index < many; index++)
+    if (!strcmp(cases[index].name, arguments[1])) {
+      cases[index].run();
+      return 0;
+    }
+  fprintf(stderr, "no case %s\n", arguments[1]);
+  return 2;
+}

@@ -40,12 +40,16 @@ pub(crate) enum Kind {
     Map,
     /// `(CUdeviceptr, size_t)`
     Unmap,
-    /// It takes memory that nothing tells the amount of: contexts, code, graphs, arrays.
+    /// It takes memory that nothing tells the amount of: code, graphs, arrays, a primary context.
     Take(Place),
+    /// `(CUcontext *, ...)`: so does another context, of the device in this argument.
+    MakeContext(usize),
     /// `(CUcontext)`: all that was allocated in it is free.
     EndContext,
-    /// `(CUdevice)`: the same, of the primary context, if that has ended then.
-    EndPrimary,
+    /// `(CUdevice)`: the same, of the primary context, if nobody else has retained it.
+    ReleasePrimary,
+    /// `(CUdevice)`: the same, whoever has.
+    ResetPrimary,
     /// `(const char *symbol, void **function, int version, cuuint64_t flags, ...)`
     Find,
     /// It gives back what no call has counted.
@@ -146,13 +150,15 @@ calls! {
     cuArrayCreate_v2, c"cuArrayCreate", 3020, Kind::Take(Place::Current);
     cuArray3DCreate_v2, c"cuArray3DCreate", 3020, Kind::Take(Place::Current);
     cuMipmappedArrayCreate, c"cuMipmappedArrayCreate", 5000, Kind::Take(Place::Current);
-    cuCtxCreate_v2, c"cuCtxCreate", 3020, Kind::Take(Place::Argument(2));
-    cuCtxCreate_v3, c"cuCtxCreate", 11040, Kind::Take(Place::Argument(4));
-    cuCtxCreate_v4, c"cuCtxCreate", 12050, Kind::Take(Place::Argument(3));
+    cuCtxCreate_v2, c"cuCtxCreate", 3020, Kind::MakeContext(2);
+    cuCtxCreate_v3, c"cuCtxCreate", 11040, Kind::MakeContext(4);
+    cuCtxCreate_v4, c"cuCtxCreate", 12050, Kind::MakeContext(3);
     cuCtxDestroy_v2, c"cuCtxDestroy", 4000, Kind::EndContext;
     cuDevicePrimaryCtxRetain, c"cuDevicePrimaryCtxRetain", 7000, Kind::Take(Place::Argument(1));
-    cuDevicePrimaryCtxRelease_v2, c"cuDevicePrimaryCtxRelease", 7000, Kind::EndPrimary;
-    cuDevicePrimaryCtxReset_v2, c"cuDevicePrimaryCtxReset", 7000, Kind::EndPrimary;
+    cuDevicePrimaryCtxRelease, c"cuDevicePrimaryCtxRelease", 7000, Kind::ReleasePrimary;
+    cuDevicePrimaryCtxRelease_v2, c"cuDevicePrimaryCtxRelease", 11000, Kind::ReleasePrimary;
+    cuDevicePrimaryCtxReset, c"cuDevicePrimaryCtxReset", 7000, Kind::ResetPrimary;
+    cuDevicePrimaryCtxReset_v2, c"cuDevicePrimaryCtxReset", 11000, Kind::ResetPrimary;
     cuModuleLoad, c"cuModuleLoad", 2000, Kind::Take(Place::Current);
     cuModuleLoadData, c"cuModuleLoadData", 2000, Kind::Take(Place::Current);
     cuModuleLoadDataEx, c"cuModuleLoadDataEx", 2010, Kind::Take(Place::Current);

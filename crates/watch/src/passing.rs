@@ -117,10 +117,11 @@ unsafe fn counted(call: &Call, arguments: &Arguments, pass_on: impl Fn() -> c_in
             let asked = if matches!(call.kind, Kind::Allocate) { second } else { third.saturating_mul(fourth) };
             let status = given_way(device, asked as u64, pass_on);
             if status == SUCCESS && first != 0 {
-                // SAFETY: the call has written the address, and for pitched memory the pitch.
-                let (address, pitch) = unsafe { (*(first as *const usize), second as *const usize) };
-                // SAFETY: as above.
-                let bytes = if matches!(call.kind, Kind::Allocate) { second } else { (unsafe { *pitch }) * fourth };
+                // SAFETY: the call has written the address.
+                let address = unsafe { written(first) };
+                // SAFETY: the call has written the pitch.
+                let row = if matches!(call.kind, Kind::Allocate) { None } else { Some(unsafe { written(second) }) };
+                let bytes = row.map_or(second, |row| row * fourth);
                 let context = driver::current_context();
                 holders::add(address, Block::new(device, context, bytes as u64, objects::caller()));
             }
@@ -129,7 +130,7 @@ unsafe fn counted(call: &Call, arguments: &Arguments, pass_on: impl Fn() -> c_in
         Kind::Create => {
             // `CUmemAllocationProp`: two ints, then the kind and the number of its location.
             // SAFETY: the program passes one, unless it is null.
-            let properties = unsafe { (third as *const [c_int; 4]).as_ref() };
+            let properties = (third != 0).then(|| unsafe { (third as *const [c_int; 4]).read_unaligned() });
             let device = properties.filter(|found| found[2] == ON_DEVICE).map(|found| found[3]);
             if device.is_none() {
                 return pass_on();
@@ -137,7 +138,7 @@ unsafe fn counted(call: &Call, arguments: &Arguments, pass_on: impl Fn() -> c_in
             let status = given_way(device, second as u64, pass_on);
             if status == SUCCESS && first != 0 {
                 // SAFETY: the call has written the handle.
-                let handle = unsafe { *(first as *const usize) };
+                let handle = unsafe { written(first) };
                 holders::create(handle, Block::new(device, 0, second as u64, objects::caller()));
             }
             status
@@ -146,7 +147,7 @@ unsafe fn counted(call: &Call, arguments: &Arguments, pass_on: impl Fn() -> c_in
             let status = pass_on();
             if status == SUCCESS && first != 0 {
                 // SAFETY: the call has written the handle.
-                holders::retain(unsafe { *(first as *const usize) }, second);
+                holders::retain(unsafe { written(first) }, second);
             }
             status
         }
@@ -160,12 +161,30 @@ unsafe fn counted(call: &Call, arguments: &Arguments, pass_on: impl Fn() -> c_in
         Kind::Free => gone_after(Leaving::block(first), pass_on),
         Kind::Release => gone_after(Leaving::handle(first), pass_on),
         Kind::Unmap => gone_after(Leaving::mappings(first, second), pass_on),
-        Kind::EndContext => gone_after(Leaving::of(|block| block.is_in(first)), pass_on),
-        Kind::EndPrimary => {
+        Kind::MakeContext(argument) => {
+            let status = given_way(Some(arguments[argument] as c_int), 0, pass_on);
+            if status == SUCCESS && first != 0 {
+                // SAFETY: the call has written the context.
+                holders::make_context(unsafe { written(first) });
+            }
+            status
+        }
+        Kind::EndContext => gone_after(Leaving::context(first), pass_on),
+        Kind::ResetPrimary => gone_after(Leaving::primary_context(first as c_int), pass_on),
+        Kind::ReleasePrimary => {
             let device = first as c_int;
-            gone_after_if(Leaving::of(|block| block.is_on(device)), pass_on, || !driver::has_primary_context(device))
+            gone_after_if(Leaving::primary_context(device), pass_on, || !driver::has_primary_context(device))
         }
     }
+}
+
+/// Returns what a call has written to a place of the program's, which need not be aligned.
+///
+/// # Safety
+/// The place is there.
+unsafe fn written(place: usize) -> usize {
+    // SAFETY: the caller's, who says that it is there.
+    unsafe { (place as *const usize).read_unaligned() }
 }
 
 fn gone_after(leaving: Leaving, pass_on: impl Fn() -> c_int) -> c_int {
