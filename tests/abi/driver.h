@@ -21,6 +21,8 @@ enum { UNSUPPORTED_IN_CAPTURE = 900, IMPLICIT_IN_CAPTURE = 906 };
 enum { INTERPROCESS = 4, IMPORTED = 1 << 8, INVALID_CONTEXT_OF_EVENT = 201 };
 enum { MAX_DEVICES = 8, RELAXED = 2, NON_BLOCKING = 1, PAGE = 2 << 20 };
 // The host's NUMA nodes are places like devices, after those; the last has what is pinned in one piece.
+// The state of physical memory without a handle; each one beside the first takes one off.
+enum { RELEASED = 1 };
 enum { ON_DEVICE = 1, ON_NODE = 3, NODES = 2, PINNED = MAX_DEVICES + NODES, PLACES };
 
 typedef struct { int kind, id; } Location;
@@ -262,7 +264,7 @@ static int create_physical(uintptr_t *handle, size_t bytes, const Properties *pr
 
 static int export_physical(int *descriptor, uintptr_t handle, int kind, unsigned long long flags) {
   Object *memory = alive("physical memory", (void *)handle);
-  if (memory->state || kind != 1 || flags) wrong("not an export of live memory to a descriptor");
+  if (memory->state == RELEASED || kind != 1 || flags) wrong("not an export of live memory to a descriptor");
   if (!memory->context) return INVALID;
   *descriptor = fcntl(memory->flags, F_DUPFD_CLOEXEC, 0);
   return *descriptor < 0 ? OUT_OF_MEMORY : 0;
@@ -281,7 +283,7 @@ static int import_physical(uintptr_t *handle, int descriptor, int kind) {
 }
 
 static void end_physical(Object *memory) {
-  if (memory->mappings || !memory->state) return;
+  if (memory->mappings || memory->state != RELEASED) return;
   if (memory->device != PINNED) used[memory->device] -= memory->bytes;
   close(memory->flags);
   removed(memory);
@@ -289,15 +291,15 @@ static void end_physical(Object *memory) {
 
 static int release_physical(uintptr_t handle) {
   Object *memory = alive("physical memory", (void *)handle);
-  if (memory->state) wrong("%#lx was released before", handle);
-  memory->state = 1;
+  if (memory->state == RELEASED) wrong("%#lx was released before", handle);
+  memory->state++;
   end_physical(memory);
   return 0;
 }
 
 static int map(uintptr_t address, size_t bytes, size_t offset, uintptr_t handle, unsigned long long flags) {
   Object *memory = alive("physical memory", (void *)handle);
-  if (memory->state || memory->bytes != bytes || offset || flags) wrong("not the whole of live memory");
+  if (memory->state == RELEASED || memory->bytes != bytes || offset || flags) wrong("not the whole of live memory");
   int is_reserved = 0;
   for (Object *object = objects; object; object = object->next) {
     int is_within = object->address <= address && address + bytes <= object->address + object->bytes;

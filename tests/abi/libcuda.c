@@ -77,13 +77,13 @@ Result cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
   CALL();
   check_device(device);
   *flags = 0;
-  *active = is_retained[device];
+  *active = is_retained[device] > 0;
   return 0;
 }
 Result cuDevicePrimaryCtxRetain(Context **context, int device) {
   CALL();
   check_device(device);
-  is_retained[device] = 1;
+  is_retained[device]++;
   contexts[device].device = device;
   *context = &contexts[device];
   return 0;
@@ -284,7 +284,9 @@ Result cuMemHostUnregister(void *address) { CALL(); NEEDS_CONTEXT(); return unpi
 Result cuMemAlloc_v2(Address *address, size_t bytes) {
   CALL();
   NEEDS_CONTEXT();
-  return allocate((uintptr_t *)address, bytes, current->device);
+  Result status = allocate((uintptr_t *)address, bytes, current->device);
+  if (!status) alive("memory", (void *)*address)->context = current;
+  return status;
 }
 Result cuMemFree_v2(Address address) { CALL(); return release(address); }
 Result cuMemsetD8Async(Address address, unsigned char byte, size_t bytes, void *stream) {
@@ -320,4 +322,7 @@ Result cuMemPoolTrimTo(void *pool, size_t bytes) {
 }
 #ifdef FOR_FRAMEWORKS
 #include "frameworks.h"
+#endif
+#ifdef FOR_WATCH
+#include "watched_calls.h"
 #endif

@@ -44,10 +44,14 @@ pub(crate) enum Kind {
     /// It needs memory that nothing tells the amount of: for a context, code, which may be loaded at its first use, what a
     /// kernel has beside its arguments, a graph, a stream.
     Need(Place),
+    /// `(CUcontext *, ...)`: so does another context, of the device in this argument.
+    MakeContext(usize),
     /// `(CUcontext)`: all that was allocated in it is free.
     EndContext,
-    /// `(CUdevice)`: the same, of the primary context, if that has ended then.
-    EndPrimary,
+    /// `(CUdevice)`: the same, of the primary context, if nobody else has retained it.
+    ReleasePrimary,
+    /// `(CUdevice)`: the same, whoever has.
+    ResetPrimary,
     /// `(const char *symbol, void **function, int version, cuuint64_t flags, ...)`
     Find,
     /// It gives back what no call has counted.
@@ -189,14 +193,16 @@ calls! {
     cuArrayCreate_v2, c"cuArrayCreate", 3020, Kind::Need(Place::Current);
     cuArray3DCreate_v2, c"cuArray3DCreate", 3020, Kind::Need(Place::Current);
     cuMipmappedArrayCreate, c"cuMipmappedArrayCreate", 5000, Kind::Need(Place::Current);
-    cuCtxCreate_v2, c"cuCtxCreate", 3020, Kind::Need(Place::Argument(2));
-    cuCtxCreate_v3, c"cuCtxCreate", 11040, Kind::Need(Place::Argument(4));
-    cuCtxCreate_v4, c"cuCtxCreate", 12050, Kind::Need(Place::Argument(3));
+    cuCtxCreate_v2, c"cuCtxCreate", 3020, Kind::MakeContext(2);
+    cuCtxCreate_v3, c"cuCtxCreate", 11040, Kind::MakeContext(4);
+    cuCtxCreate_v4, c"cuCtxCreate", 12050, Kind::MakeContext(3);
     cuCtxDestroy_v2, c"cuCtxDestroy", 4000, Kind::EndContext;
     cuCtxSetLimit, c"cuCtxSetLimit", 3010, Kind::Need(Place::Current);
     cuDevicePrimaryCtxRetain, c"cuDevicePrimaryCtxRetain", 7000, Kind::Need(Place::Argument(1));
-    cuDevicePrimaryCtxRelease_v2, c"cuDevicePrimaryCtxRelease", 7000, Kind::EndPrimary;
-    cuDevicePrimaryCtxReset_v2, c"cuDevicePrimaryCtxReset", 7000, Kind::EndPrimary;
+    cuDevicePrimaryCtxRelease, c"cuDevicePrimaryCtxRelease", 7000, Kind::ReleasePrimary;
+    cuDevicePrimaryCtxRelease_v2, c"cuDevicePrimaryCtxRelease", 11000, Kind::ReleasePrimary;
+    cuDevicePrimaryCtxReset, c"cuDevicePrimaryCtxReset", 7000, Kind::ResetPrimary;
+    cuDevicePrimaryCtxReset_v2, c"cuDevicePrimaryCtxReset", 11000, Kind::ResetPrimary;
     cuGreenCtxCreate, c"cuGreenCtxCreate", 12040, Kind::Need(Place::Argument(2));
     cuStreamCreate, c"cuStreamCreate", 2000, Kind::Need(Place::Current);
     cuStreamCreateWithPriority, c"cuStreamCreateWithPriority", 5050, Kind::Need(Place::Current);
@@ -282,7 +288,7 @@ impl Call {
         if known != 0 {
             return known;
         }
-        let found = lookup::next_after_us(self.symbol).or_else(|| lookup::of_driver(self.symbol)).unwrap_or(0);
+        let found = lookup::behind_us(self.symbol).unwrap_or(0);
         self.targets[index].store(found, Ordering::Relaxed);
         found
     }

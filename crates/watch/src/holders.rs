@@ -56,6 +56,8 @@ struct Holders {
     handles: BTreeMap<usize, u64>,
     /// The end and the number, by the first byte.
     mappings: BTreeMap<usize, (usize, u64)>,
+    /// Numbers of the contexts that programs have made, which are no device's primary one.
+    contexts: BTreeMap<usize, u64>,
     held: BTreeMap<(c_int, Option<FileId>), Held>,
     given: BTreeMap<c_int, Given>,
 }
@@ -66,6 +68,7 @@ static HOLDERS: Mutex<Holders> = Mutex::new(Holders {
     physical: BTreeMap::new(),
     handles: BTreeMap::new(),
     mappings: BTreeMap::new(),
+    contexts: BTreeMap::new(),
     held: BTreeMap::new(),
     given: BTreeMap::new(),
 });
@@ -92,6 +95,22 @@ impl Holders {
         if let Some(held) = self.held.get_mut(&block.holder) {
             held.bytes = held.bytes.saturating_sub(block.bytes);
             held.count = held.count.saturating_sub(1);
+        }
+    }
+
+    /// Returns the addresses and numbers of blocks.
+    fn blocks_that(&self, is_meant: impl Fn(&Block) -> bool) -> Vec<(usize, u64)> {
+        let meant = self.blocks.iter().filter(|(_, (_, block))| is_meant(block));
+        meant.map(|(&address, &(number, _))| (address, number)).collect()
+    }
+
+    /// Counts blocks as gone, unless they are others by now.
+    fn forget(&mut self, blocks: Vec<(usize, u64)>) {
+        for (address, number) in blocks {
+            if let Some((_, block)) = self.blocks.get(&address).copied().filter(|found| found.0 == number) {
+                self.blocks.remove(&address);
+                self.uncount(block);
+            }
         }
     }
 
@@ -148,10 +167,18 @@ pub(crate) fn map(address: usize, bytes: usize, handle: usize) {
     }
 }
 
+/// Counts a context that a program has made.
+pub(crate) fn make_context(context: usize) {
+    let mut holders = holders();
+    let number = holders.next_number();
+    holders.contexts.insert(context, number);
+}
+
 /// What a call is about to give back, and by what it is known; as soon as it has, the driver may give the same to another
 /// thread, which is then counted under another number.
 pub(crate) enum Leaving {
     Blocks(Vec<(usize, u64)>),
+    Context(usize, u64, Vec<(usize, u64)>),
     Handle(usize, u64),
     Mappings(Vec<(usize, u64)>),
 }
@@ -162,11 +189,18 @@ impl Leaving {
         Self::Blocks(holders().blocks.get(&address).map(|&(number, _)| (address, number)).into_iter().collect())
     }
 
-    /// The blocks of a context, or of a device without one being named.
-    pub(crate) fn of(is_meant: impl Fn(&Block) -> bool) -> Self {
+    /// A context, and the blocks in it.
+    pub(crate) fn context(context: usize) -> Self {
         let holders = holders();
-        let meant = holders.blocks.iter().filter(|(_, (_, block))| is_meant(block));
-        Self::Blocks(meant.map(|(&address, &(number, _))| (address, number)).collect())
+        let number = holders.contexts.get(&context).copied().unwrap_or(0);
+        Self::Context(context, number, holders.blocks_that(|block| block.context == context))
+    }
+
+    /// The blocks in a device's primary context: those in no other.
+    pub(crate) fn primary_context(device: c_int) -> Self {
+        let holders = holders();
+        let is_meant = |block: &Block| block.holder.0 == device && !holders.contexts.contains_key(&block.context);
+        Self::Blocks(holders.blocks_that(is_meant))
     }
 
     /// A handle of physical memory.
@@ -185,13 +219,12 @@ impl Leaving {
     pub(crate) fn has_gone(self) {
         let mut holders = holders();
         match self {
-            Self::Blocks(blocks) => {
-                for (address, number) in blocks {
-                    if let Some((_, block)) = holders.blocks.get(&address).copied().filter(|found| found.0 == number) {
-                        holders.blocks.remove(&address);
-                        holders.uncount(block);
-                    }
+            Self::Blocks(blocks) => holders.forget(blocks),
+            Self::Context(context, number, blocks) => {
+                if holders.contexts.get(&context) == Some(&number) {
+                    holders.contexts.remove(&context);
                 }
+                holders.forget(blocks);
             }
             Self::Handle(handle, number) => {
                 holders.change(number, |physical| physical.handles = physical.handles.saturating_sub(1));
@@ -209,16 +242,6 @@ impl Leaving {
                 }
             }
         }
-    }
-}
-
-impl Block {
-    pub(crate) fn is_in(&self, context: usize) -> bool {
-        context != 0 && self.context == context
-    }
-
-    pub(crate) fn is_on(&self, device: c_int) -> bool {
-        self.holder.0 == device
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::calls::Call;
 use crate::elf::{self, Object};
-use crate::members;
+use crate::{members, objects};
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
@@ -127,6 +127,23 @@ fn is_before(address: usize, other: usize) -> bool {
     elf::each(has).unwrap_or(false)
 }
 
+/// Returns the linker's own `dlsym`, whichever libraries stand in for it.
+fn linkers() -> usize {
+    /// How the names of files begin that have it: of glibc, before 2.34 and since, and of musl.
+    const FILES: [&[u8]; 4] = [b"libdl.so", b"libc.so", b"libc.musl", b"ld-musl"];
+    static OWN: AtomicUsize = AtomicUsize::new(0);
+
+    let known = OWN.load(Ordering::Relaxed);
+    if known != 0 {
+        return known;
+    }
+    let is_one = |object: &Object| FILES.iter().any(|file| objects::file_name(object.path()).starts_with(file));
+    let own = elf::each(|object| is_one(&object).then(|| object.definition(c"dlsym")).flatten());
+    let own = own.unwrap_or_else(|| next(0));
+    OWN.store(own, Ordering::Relaxed);
+    own
+}
+
 /// Returns what the linker finds by a handle, as if this library had asked.
 fn ask(handle: *mut c_void, name: &CStr, version: Option<&CStr>) -> Option<usize> {
     // SAFETY: the addresses are those of functions of these types, and the handle is the program's.
@@ -139,9 +156,12 @@ fn ask(handle: *mut c_void, name: &CStr, version: Option<&CStr>) -> Option<usize
     (!found.is_null()).then_some(found as usize)
 }
 
-/// Returns what the exported function of this name stands before.
-pub(crate) fn next_after_us(symbol: &CStr) -> Option<usize> {
-    ask(libc::RTLD_NEXT, symbol, None)
+/// Returns what the exported function of this name stands before. Another library that stands in for `dlsym` would ask for
+/// what comes after that library, and so is not asked itself.
+pub(crate) fn behind_us(symbol: &CStr) -> Option<usize> {
+    // SAFETY: the address is that of a function of this type.
+    let next = unsafe { mem::transmute::<usize, Dlsym>(linkers())(libc::RTLD_NEXT, symbol.as_ptr()) };
+    if next.is_null() { of_driver(symbol) } else { Some(next as usize) }
 }
 
 /// Returns a function of the driver that is loaded, as by a handle of it: also where no other object sees it.
@@ -179,32 +199,30 @@ fn found(handle: *mut c_void, name: &CStr, version: Option<&CStr>, caller: usize
         // Another library that stands in for `dlsym` asks for the next one. If it comes after this one, that is not ours.
         let us = [dlsym as Dlsym as usize, dlvsym as Dlvsym as usize][which];
         let is_ours = if is_next { is_before(caller, us) } else { ask(handle, name, version) == Some(next(which)) };
-        return is_ours.then_some(us);
+        return is_ours.then(|| without_error(us));
     }
     let call = name.to_bytes().starts_with(b"cu").then(|| Call::of_symbol(name))??;
     if members::is_one_of(caller) {
         return None;
     }
-    let mut address = if is_next && is_before(caller, call.exported()) {
-        // This library is what comes next, if the function is there at all.
-        of_driver(name).or_else(|| next_after_us(name)).map(|_| call.exported())
-    } else if is_next {
-        first_after(caller, name)
-    } else {
-        ask(handle, name, version)
-    };
-    if address == Some(call.exported()) && !is_next {
+    let address =
+        if is_next { first_after(caller, name).or_else(|| of_driver(name)) } else { ask(handle, name, version) };
+    let address = match address {
         // As everybody sees this library's, whether or not the driver has such a function.
-        address = of_driver(name).or_else(|| next_after_us(name)).map(|_| call.exported());
-    }
-    let Some(address) = address else {
-        // The linker's reason for it is the program's to ask for.
-        return Some(0);
+        Some(address) if address == call.exported() => behind_us(name).map(|_| address),
+        // In the end it is the linker that knows what comes after the caller, and why nothing does.
+        None if is_next => return None,
+        address => address,
     };
-    // One for what was tried before is not.
+    // Where there is none, the linker's reason for it is the program's to ask for.
+    Some(address.map_or(0, |address| without_error(call.stand_in_for(address))))
+}
+
+/// Returns what was found, of which no error says that it was not: what was tried before may have left one.
+fn without_error(found: usize) -> usize {
     // SAFETY: it only forgets the thread's last error of the linker.
     unsafe { libc::dlerror() };
-    Some(call.stand_in_for(address))
+    found
 }
 
 /// Puts what stands in for a function in the place to which `cuGetProcAddress` has written its address.

@@ -105,7 +105,8 @@ impl Objects {
     }
 }
 
-fn file_name(path: &CStr) -> &[u8] {
+/// Returns the part of a path after its folders.
+pub(crate) fn file_name(path: &CStr) -> &[u8] {
     path.to_bytes().rsplit(|&byte| byte == b'/').next().unwrap_or_default()
 }
 

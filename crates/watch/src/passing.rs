@@ -135,9 +135,9 @@ unsafe fn counted(call: &Call, arguments: &Arguments, caller: usize, pass_on: im
             let status = given_way(pass_on(), device, asked as u64, pass_on);
             if status == SUCCESS && first != 0 {
                 // SAFETY: the call has written the address.
-                let address = unsafe { *(first as *const usize) };
+                let address = unsafe { written(first) };
                 // SAFETY: the call has written the pitch, if it writes one.
-                let bytes = if is_pitched { (unsafe { *(second as *const usize) }) * fourth } else { second };
+                let bytes = if is_pitched { (unsafe { written(second) }) * fourth } else { second };
                 let context = driver::current_context();
                 holders::add(address, Block::new(device, context, bytes as u64, objects::caller(caller)));
             }
@@ -146,7 +146,7 @@ unsafe fn counted(call: &Call, arguments: &Arguments, caller: usize, pass_on: im
         Kind::Create => {
             // `CUmemAllocationProp`: two ints, then the kind and the number of its location.
             // SAFETY: the program passes one, unless it is null.
-            let properties = unsafe { (third as *const [c_int; 4]).as_ref() };
+            let properties = (third != 0).then(|| unsafe { (third as *const [c_int; 4]).read_unaligned() });
             let device = properties.filter(|found| found[2] == ON_DEVICE).map(|found| found[3]);
             if device.is_none() {
                 return pass_on();
@@ -154,7 +154,7 @@ unsafe fn counted(call: &Call, arguments: &Arguments, caller: usize, pass_on: im
             let status = given_way(pass_on(), device, second as u64, pass_on);
             if status == SUCCESS && first != 0 {
                 // SAFETY: the call has written the handle.
-                let handle = unsafe { *(first as *const usize) };
+                let handle = unsafe { written(first) };
                 holders::create(handle, Block::new(device, 0, second as u64, objects::caller(caller)));
             }
             status
@@ -163,7 +163,7 @@ unsafe fn counted(call: &Call, arguments: &Arguments, caller: usize, pass_on: im
             let status = pass_on();
             if status == SUCCESS && first != 0 {
                 // SAFETY: the call has written the handle.
-                holders::retain(unsafe { *(first as *const usize) }, second);
+                holders::retain(unsafe { written(first) }, second);
             }
             status
         }
@@ -177,12 +177,30 @@ unsafe fn counted(call: &Call, arguments: &Arguments, caller: usize, pass_on: im
         Kind::Free => gone_after(Leaving::block(first), pass_on),
         Kind::Release => gone_after(Leaving::handle(first), pass_on),
         Kind::Unmap => gone_after(Leaving::mappings(first, second), pass_on),
-        Kind::EndContext => gone_after(Leaving::of(|block| block.is_in(first)), pass_on),
-        Kind::EndPrimary => {
+        Kind::MakeContext(argument) => {
+            let status = given_way(pass_on(), Some(arguments[argument] as c_int), 0, pass_on);
+            if status == SUCCESS && first != 0 {
+                // SAFETY: the call has written the context.
+                holders::make_context(unsafe { written(first) });
+            }
+            status
+        }
+        Kind::EndContext => gone_after(Leaving::context(first), pass_on),
+        Kind::ResetPrimary => gone_after(Leaving::primary_context(first as c_int), pass_on),
+        Kind::ReleasePrimary => {
             let device = first as c_int;
-            gone_after_if(Leaving::of(|block| block.is_on(device)), pass_on, || !driver::has_primary_context(device))
+            gone_after_if(Leaving::primary_context(device), pass_on, || !driver::has_primary_context(device))
         }
     }
+}
+
+/// Returns what a call has written to a place of the program's, which need not be aligned.
+///
+/// # Safety
+/// The place is there.
+unsafe fn written(place: usize) -> usize {
+    // SAFETY: the caller's, who says that it is there.
+    unsafe { (place as *const usize).read_unaligned() }
 }
 
 fn gone_after(leaving: Leaving, pass_on: impl Fn() -> c_int) -> c_int {
@@ -202,14 +220,12 @@ fn given_way(mut status: c_int, device: Option<c_int>, bytes: u64, pass_on: impl
     if status != OUT_OF_MEMORY {
         return status;
     }
-    let Some(device) = device else { return status };
+    let Some(device) = device.filter(|_| members::are_there()) else { return status };
     for more in MORE {
-        if status != OUT_OF_MEMORY {
-            break;
-        }
         let Some(giving) = Giving::begin() else { break };
-        // Of another device than the thread's it is not known.
-        let known = if driver::current_device() == Some(device) { driver::memory() } else { None };
+        // What is free of another device than the thread's is not known.
+        let is_current = driver::current_device() == Some(device);
+        let known = if is_current { driver::memory() } else { driver::total(device).map(|total| (0, total)) };
         let (free, total) = known.unwrap_or((0, u64::MAX));
         if bytes > total {
             break;
@@ -219,8 +235,10 @@ fn given_way(mut status: c_int, device: Option<c_int>, bytes: u64, pass_on: impl
         let given = members::give_way(device, missing, &giving);
         drop(giving);
         holders::note_given(device, given);
-        if given > 0 {
-            status = pass_on();
+        // Where nothing was, what another thread was given for its call may be enough for both.
+        status = pass_on();
+        if status != OUT_OF_MEMORY || given == 0 {
+            break;
         }
     }
     status

@@ -1,0 +1,84 @@
+"""Programs that are started with `libgpupool_watch.so`, on doubles of the driver and the runtime.
+
+What is C, C++ or Rust checks itself what it sees; it is in tests/watch.
+"""
+
+import pytest
+from watched import Watched, as_macro, cases_of, known_calls
+
+
+@pytest.fixture(scope="module")
+def echo(tmp_path_factory):
+    """Return a folder with the driver that notes what it is called with, and the runtime on it."""
+    watched = Watched(tmp_path_factory.mktemp("echo"))
+    build_echo(watched, known_calls())
+    return watched
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory):
+    """Return a folder with the double of the driver."""
+    watched = Watched(tmp_path_factory.mktemp("machine"))
+    watched.build_driver()
+    return watched
+
+
+def build_echo(watched, calls):
+    # Its functions have the library's name as their version, for those who ask for one.
+    watched.build("echo.c", "libcuda.so.1", as_macro(calls), "-Wl,--default-symver")
+    watched.build("runtime.c", "libcudart.so.12")
+    watched.build("asks_next.c", "libasks_next.so")
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_every_function_is_passed_on_whichever_way_a_program_gets_at_it(echo, order):
+    echo.build("ways.c", "ways", as_macro(known_calls()), needs=("libcuda.so.1",))
+    told = echo.run("ways", **{order: ("libasks_next.so",)})
+    assert told == f"{13 * len(known_calls())} calls\n"
+
+
+def test_every_function_is_passed_on_where_the_driver_is_loaded_later(echo):
+    echo.build("ways.c", "loaded", as_macro(known_calls()), "-DLOADED")
+    assert echo.run("loaded") == f"{5 * len(known_calls())} calls\n"
+
+
+def test_a_function_that_the_driver_lacks_stays_missing(tmp_path):
+    watched = Watched(tmp_path)
+    calls = [call for call in known_calls() if call[0] != "cuCtxCreate_v4"]
+    build_echo(watched, calls)
+    missing = '-DWITHOUT="cuCtxCreate_v4"'
+    watched.build("ways.c", "ways", as_macro(calls), missing, needs=("libcuda.so.1",))
+    watched.run("ways", before=("libasks_next.so",))
+    watched.build("ways.c", "loaded", as_macro(calls), missing, "-DLOADED")
+    watched.run("loaded")
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_another_library_that_stands_in_for_dlsym_sees_what_this_one_sees(echo, order):
+    echo.build("stands_in.c", "libstands_in.so")
+    echo.build("seen_by_both.c", "seen", needs=("libcuda.so.1",))
+    echo.build("seen_by_both.c", "seen_loaded", "-DLOADED")
+    for program in ("seen", "seen_loaded"):
+        echo.run(program, **{order: ("libstands_in.so",)})
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_another_library_that_stands_in_by_its_names_sees_what_this_one_sees(echo, order):
+    echo.build("stands_in.c", "libby_linker.so", "-DBY_LINKER")
+    echo.build("seen_by_both.c", "seen", needs=("libcuda.so.1",))
+    echo.run("seen", **{order: ("libby_linker.so",)})
+
+
+# A machine with two devices and virtual memory, also on the host.
+VARIABLES = {"FAKE_DEVICES": "2", "FAKE_VMM": "1", "FAKE_HOST_VMM": "1"}
+
+
+@pytest.fixture(scope="module")
+def counts(machine):
+    """Return the program about what is counted."""
+    return machine.build("counts.c", "counts", needs=("libcuda.so.1",))
+
+
+@pytest.mark.parametrize("case", cases_of("counts.c"))
+def test_what_is_counted_is_what_the_driver_has_given(machine, counts, case):
+    machine.run(counts, case, **VARIABLES)

@@ -1,0 +1,71 @@
+// A driver that notes what it is called with and answers what the program has set, for what depends on that alone. CALLS are the
+// functions that libgpupool_watch.so knows, each with its name for cuGetProcAddress and the version of CUDA that brought
+// it, and FIND where that is cuGetProcAddress itself.
+
+#include "echo.h"
+
+#include <dlfcn.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+Echo echo;
+
+// What a function answers. Its own work is over by then, as the driver's is before a call has returned.
+static int answer(const char *symbol, const size_t *arguments) {
+  echo.symbol = symbol;
+  __atomic_add_fetch(&echo.calls, 1, __ATOMIC_RELAXED);
+  memcpy(echo.arguments, arguments, sizeof echo.arguments);
+  int status = echo.left > 0 && --echo.left == 0 ? echo.later : echo.status;
+  if (!status && echo.gives) *(size_t *)arguments[0] = echo.gives;
+  if (echo.meanwhile) echo.meanwhile();
+  return status;
+}
+
+#define CALL(symbol, name, since) \
+  int symbol(size_t a, size_t b, size_t c, size_t d, size_t e, size_t f, size_t g, size_t h) { \
+    return answer(#symbol, (size_t[]){a, b, c, d, e, f, g, h}); \
+  }
+#define FIND(symbol, name, since)
+CALLS
+#undef CALL
+#undef FIND
+
+// One that libgpupool_watch.so does not know.
+int cuInit(size_t flags) { return answer("cuInit", (size_t[8]){flags}); }
+
+int cuCtxGetDevice(int *device) { *device = echo.device; return echo.device < 0 ? 201 : 0; }
+int cuCtxGetCurrent(void **context) { *context = echo.context; return 0; }
+int cuMemGetInfo_v2(size_t *free, size_t *total) { *free = echo.free; *total = echo.total; return 0; }
+int cuDeviceTotalMem_v2(size_t *total, int device) { *total = echo.total; return 0; }
+int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) { *flags = 0; *active = 0; return 0; }
+
+#define CALL(symbol, name, since) {#symbol, name, since},
+#define FIND CALL
+static const struct { const char *symbol, *name; int since; } known[] = {CALLS};
+#undef CALL
+
+static int find(const char *name, void **place, int version, size_t flags) {
+  enum { PER_THREAD_STREAMS = 2 };
+  int found = 0;
+  const char *symbol = "";
+  char per_thread[64];
+  for (size_t index = 0; index < sizeof known / sizeof *known; index++)
+    if (!strcmp(known[index].name, name) && known[index].since <= version && known[index].since > found) {
+      found = known[index].since;
+      symbol = known[index].symbol;
+    }
+  void *self = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  *place = NULL;
+  snprintf(per_thread, sizeof per_thread, "%s_ptsz", symbol);
+  if (found && flags == PER_THREAD_STREAMS) *place = dlsym(self, per_thread);
+  if (found && !*place) *place = dlsym(self, symbol);
+  dlclose(self);
+  return *place ? 0 : 500;
+}
+int cuGetProcAddress(const char *name, void **place, int version, size_t flags) { return find(name, place, version, flags); }
+int cuGetProcAddress_v2(const char *name, void **place, int version, size_t flags, int *status) {
+  int answer = find(name, place, version, flags);
+  if (status) *status = answer ? 1 : 0;
+  return answer;
+}

@@ -1,0 +1,22 @@
+// What a program tells the driver of echo.c, and what that has noted.
+
+#include <stddef.h>
+
+typedef struct {
+  // What was called last, with what, and how many calls there were.
+  const char *symbol;
+  size_t arguments[8];
+  int calls;
+  // What is answered, and after so many calls what is answered then.
+  int status, left, later;
+  // What a call that succeeds writes to the place that its first argument is; 0 writes nothing.
+  size_t gives;
+  // Called before a call returns.
+  void (*meanwhile)(void);
+  // The calling thread's device, none if it is negative, and context, and the device's memory.
+  int device;
+  void *context;
+  size_t free, total;
+} Echo;
+
+extern Echo echo;
