@@ -202,14 +202,15 @@ fn gone_after_if(leaving: Leaving, pass_on: impl Fn() -> c_int, is_gone: impl Fn
 /// Makes a call for so many bytes of a device, and again each time that somebody has given way for it.
 fn given_way(device: Option<c_int>, bytes: u64, pass_on: impl Fn() -> c_int) -> c_int {
     let mut status = pass_on();
-    let Some(device) = device else { return status };
+    let Some(device) = device.filter(|_| members::are_there()) else { return status };
     for more in MORE {
         if status != OUT_OF_MEMORY {
             break;
         }
         let Some(giving) = Giving::begin() else { break };
-        // Of another device than the thread's it is not known.
-        let known = if driver::current_device() == Some(device) { driver::memory() } else { None };
+        // What is free of another device than the thread's is not known.
+        let is_current = driver::current_device() == Some(device);
+        let known = if is_current { driver::memory() } else { driver::total(device).map(|total| (0, total)) };
         let (free, total) = known.unwrap_or((0, u64::MAX));
         if bytes > total {
             break;
@@ -219,8 +220,10 @@ fn given_way(device: Option<c_int>, bytes: u64, pass_on: impl Fn() -> c_int) -> 
         let given = members::give_way(device, missing, &giving);
         drop(giving);
         holders::note_given(device, given);
-        if given > 0 {
-            status = pass_on();
+        // Where nothing was, what another thread was given for its call may be enough for both.
+        status = pass_on();
+        if given == 0 {
+            break;
         }
     }
     status
