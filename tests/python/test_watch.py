@@ -82,3 +82,15 @@ def counts(machine):
 @pytest.mark.parametrize("case", cases_of("counts.c"))
 def test_what_is_counted_is_what_the_driver_has_given(machine, counts, case):
     machine.run(counts, case, **VARIABLES)
+
+
+@pytest.fixture(scope="module")
+def gives(echo):
+    """Return the program about those that give way."""
+    echo.build("member.c", "libmember.so")
+    return echo.build("gives.c", "gives", as_macro(known_calls()), needs=("libmember.so", "libcuda.so.1"))
+
+
+@pytest.mark.parametrize("case", cases_of("gives.c"))
+def test_who_gives_way_is_asked_before_a_call_fails(echo, gives, case):
+    echo.run(gives, case)

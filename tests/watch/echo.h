@@ -7,8 +7,8 @@ typedef struct {
   const char *symbol;
   size_t arguments[8];
   int calls;
-  // What is answered, and after so many calls what is answered then.
-  int status, left, later;
+  // What is answered.
+  int status;
   // What a call that succeeds writes to the place that its first argument is; 0 writes nothing.
   size_t gives;
   // Called before a call returns.

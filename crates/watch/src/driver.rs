@@ -36,6 +36,7 @@ impl Asked {
 static DEVICE: Asked = Asked::new(c"cuCtxGetDevice");
 static CONTEXT: Asked = Asked::new(c"cuCtxGetCurrent");
 static INFO: Asked = Asked::new(c"cuMemGetInfo_v2");
+static TOTAL: Asked = Asked::new(c"cuDeviceTotalMem_v2");
 static STATE: Asked = Asked::new(c"cuDevicePrimaryCtxGetState");
 static UUID: Asked = Asked::new(c"cuDeviceGetUuid_v2");
 
@@ -65,6 +66,15 @@ pub(crate) fn memory() -> Option<(u64, u64)> {
     let call: unsafe extern "C" fn(*mut usize, *mut usize) -> c_int = unsafe { mem::transmute(INFO.address()?) };
     // SAFETY: as above.
     (unsafe { call(&mut free, &mut total) } == SUCCESS).then_some((free as u64, total as u64))
+}
+
+/// Returns all bytes of a device.
+pub(crate) fn total(device: c_int) -> Option<u64> {
+    let mut total = 0_usize;
+    // SAFETY: the address is that of this function, which writes to the place.
+    let call: unsafe extern "C" fn(*mut usize, c_int) -> c_int = unsafe { mem::transmute(TOTAL.address()?) };
+    // SAFETY: as above.
+    (unsafe { call(&mut total, device) } == SUCCESS).then_some(total as u64)
 }
 
 /// Returns whether the device's primary context is there.

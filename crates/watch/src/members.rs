@@ -81,6 +81,11 @@ pub(crate) fn is_one_of(address: usize) -> bool {
     })
 }
 
+/// Returns whether there is anybody who may give way.
+pub(crate) fn are_there() -> bool {
+    !MEMBERS[0].give_way.load(Ordering::Acquire).is_null()
+}
+
 /// Has them give back so many bytes of a device; returns how many the driver has by then.
 pub(crate) fn give_way(device: c_int, bytes: u64, _giving: &Giving) -> u64 {
     let mut given = 0;
