@@ -118,7 +118,8 @@ static void without_anybody_the_driver_is_asked_once(void) {
 // Those that take memory ask for it, the others do not.
 static void each_function_that_takes_memory(void) {
   static const char *const of_device_1[] = {
-      "cuMemCreate", "cuCtxCreate_v2", "cuCtxCreate_v3", "cuCtxCreate_v4", "cuDevicePrimaryCtxRetain"};
+      "cuMemCreate", "cuCtxCreate_v2", "cuCtxCreate_v3", "cuCtxCreate_v4", "cuDevicePrimaryCtxRetain",
+      "cuGreenCtxCreate", "cuKernelGetAttribute", "cuKernelSetAttribute"};
   static const char *const give_back[] = {"Free", "Release", "Unmap", "Map", "Retain", "Trim", "Destroy", "Reset"};
   joins();
   for (size_t index = 0; index < sizeof known / sizeof *known; index++) {
@@ -126,7 +127,7 @@ static void each_function_that_takes_memory(void) {
     int takes = 1, device = 0;
     for (int other = 0; other < 8; other++) takes &= !strstr(symbol, give_back[other]);
     takes |= !strcmp(symbol, "cuDevicePrimaryCtxRetain");
-    for (int other = 0; other < 5; other++) device |= !strcmp(symbol, of_device_1[other]);
+    for (size_t other = 0; other < sizeof of_device_1 / sizeof *of_device_1; other++) device |= !strcmp(symbol, of_device_1[other]);
     size_t place[8] = {0}, pitch = 4096;
     Properties properties = {1, 0, 1, 1, NULL, {0}};
     begin(1, MIB);
@@ -169,7 +170,7 @@ static uint64_t gives_the_rest(int device, uint64_t bytes) {
 }
 static void where_there_are_two_each_is_asked_for_what_is_left(void) {
   joins();
-  CHECK(table()->join(gives_the_rest), "it cannot join");
+  CHECK(table()->join(gives_the_rest, has_nothing), "it cannot join");
   begin(8, 10 * MIB);
   CHECK(!allocates(2 * MIB) && member.asked == 1, "%d", member.asked);
   CHECK(member.bytes[0] == (2 - 1 + 32 - 10) * MIB, "%llu", (unsigned long long)member.bytes[0]);
@@ -177,7 +178,7 @@ static void where_there_are_two_each_is_asked_for_what_is_left(void) {
 
 static void too_many_are_told_so(void) {
   int joined = 0;
-  while (joined < 100 && table()->join(gives)) joined++;
+  while (joined < 100 && table()->join(gives, has_nothing)) joined++;
   CHECK(joined == 8, "%d", joined);
 }
 
