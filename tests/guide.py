@@ -98,7 +98,7 @@ def print_quoted(block: Quoted, folder: Path) -> str:
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     if block.what.split(" by ")[0] == "sample":
-        (program,) = [
+        *_, program = [
             each for each in programs(False).values() if block.page == each[0].page and each[0].line < block.line
         ]
         program = [sample for sample in program if sample.line < block.line]
