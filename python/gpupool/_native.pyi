@@ -162,7 +162,8 @@ class Asleep(Error):
 class Unavailable(Error):
     """This pool, device or driver cannot do what is asked, as to sleep or to have memory ranges.
 
-    Also if the system, or a table of fixed size, is exhausted: no thread, file descriptor or number is left.
+    It is also raised if the system, or a table of fixed size, is exhausted: no thread, file descriptor or number is
+    left.
     """
 
 class InternalError(Error):
@@ -761,7 +762,7 @@ class DeviceBuffer:
         """
 
     def recall(self) -> None:
-        """End what keeps the memory for messages of ``multiprocessing`` that have not been received.
+        """Stop keeping the memory for messages of ``multiprocessing`` that have not been received.
 
         Call it if a message with the buffer could not be sent, for example because another part of it cannot be
         pickled, or will not be received. A message that arrives later still has the buffer unless it was freed.
@@ -1158,12 +1159,13 @@ class MemPool:
 
     Args:
         allocator: A pair ``malloc(size, device, stream) -> address``, ``free(address, size, device, stream)``:
-            callables, or addresses of C functions with the signatures of PyTorch's pluggable allocators; or such an
-            allocator of PyTorch, the ``CUDAPluggableAllocator`` or what its ``allocator()`` returns. If they allocate
-            from gpupool themselves, that ignores the thread's scopes. The pool keeps them as long as it has memory. An
-            exception of ``malloc`` counts as a lack of memory, and is the ``__cause__`` of the :class:`OutOfMemory`,
-            but for Ctrl-C and whatever else is no ``Exception``, which ends the request and is raised; one of ``free``
-            goes to ``sys.unraisablehook``, and Ctrl-C reaches the main thread soon after.
+            callables, or addresses of C functions with the signatures of PyTorch's pluggable allocators; or a pluggable
+            allocator of PyTorch, a ``CUDAPluggableAllocator`` or what its ``allocator()`` returns. If they allocate
+            from gpupool themselves, those requests ignore the thread's scopes. The pool keeps them as long as it has
+            memory. An exception of ``malloc`` counts as a lack of memory, and is the ``__cause__`` of the
+            :class:`OutOfMemory`; Ctrl-C, and any other exception that is no ``Exception``, ends the request and is
+            raised. An exception of ``free`` goes to ``sys.unraisablehook``, and Ctrl-C reaches the main thread soon
+            after.
         use_on_oom: Let requests of every other pool use this pool's free memory when the device has no more.
             They get free pages, or else blocks of this pool; while such blocks are live, :meth:`sleep` is refused.
             Without it, memory that the pool has freed serves only the pool itself.
@@ -1176,10 +1178,10 @@ class MemPool:
         reserve: Bytes of physical memory that the pool owns for its whole life, in whole pages of 2 MiB, at contiguous
             addresses. Its requests are served from them first.
         sleeps_for_others: Let the pool be put to sleep, with a backup, when another process of this user needs the
-            device's memory and its neighbours have nothing else to give; see :func:`set_neighbour`, which this process
-            becomes one by. Not while a thread has a block of the pool open (``with pool:``), or a stream of it is
-            captured: so have one open while work with its buffers is being submitted, and wake the pool first. It
-            stays asleep until :meth:`wake`.
+            device's memory and its neighbours have nothing else to give. This process becomes a neighbour, see
+            :func:`set_neighbour`. The pool is not put to sleep while a thread has a block of it open (``with pool:``),
+            or a stream of it is captured: have a block open while work with the pool's buffers is being submitted, and
+            wake the pool first. The pool stays asleep until :meth:`wake`.
         wakes_on_use: Wake the pool, when it sleeps for another process, by the next request to it, the next block of it
             (``with pool:``), the next copy or fill of a buffer of it, or the next commit of pages of its ranges, which
             then take as long as :meth:`wake`, and fail as that does.
@@ -1228,11 +1230,11 @@ class MemPool:
 
     @property
     def sleeps_for_others(self) -> bool:
-        """True if it may be put to sleep for another process."""
+        """True if the pool may be put to sleep for another process."""
 
     @property
     def wakes_on_use(self) -> bool:
-        """True if it is woken by its next use when it sleeps for another process."""
+        """True if the next use of the pool wakes it when it sleeps for another process."""
 
     def use_count(self) -> int:
         """Return the number of uses that keep the pool alive.
@@ -1339,11 +1341,11 @@ class MemPool:
             The bytes that were released to the driver; 0 if the pool is asleep already.
 
         Raises:
-            Unavailable: The memory cannot sleep: that of a pool with ``no_split``, ``segments`` or an ``allocator``, or
-                on a device without virtual memory management. Or others use blocks of the pool: other processes, which
-                have attached them, or requests of other pools, which got them as the pool has ``use_on_oom``.
-            InvalidValue: A stream of the device is captured. Or another thread puts the pool to sleep or wakes it, and
-                this is called in a callback that may not wait for it: see :func:`on_oom`.
+            Unavailable: The memory cannot sleep, because the pool has ``no_split``, ``segments`` or an ``allocator``,
+                or the device has no virtual memory management. Or blocks of the pool are used by other processes, which
+                have attached them, or by requests of other pools, which got them because the pool has ``use_on_oom``.
+            InvalidValue: A stream of the device is captured, or another thread puts the pool to sleep or wakes it and
+                this is called in a callback that may not wait for that: see :func:`on_oom`.
             OutOfMemory: There is not enough pinned memory. After any error the pool is awake with all its memory; if
                 the driver also refuses that, it is asleep with its backup complete, and the message says so.
         """
@@ -1855,9 +1857,9 @@ class MemoryRange:
         Raises:
             OutOfMemory: There is not enough memory; it says what holds it.
             InvalidValue: The bytes are no whole pages, the range has no such page or was freed, the pool was closed, or
-                a stream of the pool is being captured. Or another thread commits or decommits some of the pages, and
-                this is called in a callback that may not wait for it: see :func:`on_oom`. Or a call that has some of
-                the pages' former memory in hand is in a callback.
+                a stream of the pool is being captured. It is also raised if another thread commits or decommits some of
+                the pages and this is called in a callback that may not wait for that (see :func:`on_oom`), or if a call
+                that has some of the pages' former memory in hand is in a callback.
             Asleep: The pool is asleep.
         """
 
@@ -1875,8 +1877,8 @@ class MemoryRange:
         Args:
             start: As for :meth:`commit`.
             nbytes: As for :meth:`commit`.
-            stream: A stream that also used them. Name streams of other code here, which may be destroyed later: for one
-                that was only named before, all work on the device is waited for.
+            stream: A stream that also used them. Name streams of other code here, which may be destroyed later: for a
+                stream that only earlier calls named, gpupool waits for all work on the device.
 
         Raises:
             InvalidValue: As for :meth:`commit`, and if a page is pinned.
@@ -1914,7 +1916,7 @@ class MemoryRange:
             stream: A stream whose work uses them.
 
         Raises:
-            InvalidValue: A page has no pin: then none is changed. Or the range has no such page, or was freed.
+            InvalidValue: A page has no pin, and then none is changed; or the range has no such page, or was freed.
         """
 
     def prepare(self, pages: SupportsIndex) -> None:
@@ -1939,8 +1941,8 @@ class MemoryRange:
 
         It is called on the thread of the request that lacked memory, with no lock held, until
         :meth:`DiscardCallback.remove` or the range's end, also if the object that this returns dies; :func:`on_oom`
-        says what it may not do. Pages that another process was given are told by the next call of this range, whichever
-        thread makes it, and before a commit that finds one taken returns.
+        says what it may not do. If another process got the pages, the next call of this range reports them, on
+        whichever thread it is; a commit that finds one taken reports it before it returns.
 
         Args:
             callback: A callable. What it raises is logged and given to ``sys.unraisablehook``; Ctrl-C reaches the main
@@ -2162,7 +2164,7 @@ class CApi:
         """Return the addresses of functions like those of :meth:`feed`, with the fewest arguments.
 
         ``void *(size_t)`` allocates on the pool's device, ``void (void *)`` frees, and ``void (void)`` does what
-        :func:`empty_cache` does. ONNX Runtime takes such; see :func:`gpupool.onnxruntime.provider_options`.
+        :func:`empty_cache` does. ONNX Runtime takes such functions; see :func:`gpupool.onnxruntime.provider_options`.
 
         Args:
             pool: The pool; by default the default pool of the calling thread's current device.
@@ -2494,16 +2496,17 @@ def set_neighbour(
     When one of them finds no memory, it asks the others before its request fails: for free memory and idle handles,
     then for discardable pages of memory ranges, then for pools made with ``sleeps_for_others``. Those above their
     ``most`` are asked first, then those of the lowest ``priority``. Each gives what it can within 200 ms for all
-    together, or ``GPUPOOL_NEIGHBOUR_DEADLINE_MS``. Nobody else sees this process, and nothing but numbers and names is
-    told: its own, and those of its pools. :func:`claim` and ``MemPool(sleeps_for_others=True)`` make a process a
-    neighbour as well, and so does its first memory with ``GPUPOOL_NEIGHBOURS=1`` in the environment. It stays one.
+    together, or ``GPUPOOL_NEIGHBOUR_DEADLINE_MS``. Only processes of the same user see this one, and they learn
+    nothing but numbers, its name and the names of its pools. :func:`claim` and ``MemPool(sleeps_for_others=True)`` make
+    a process a neighbour as well, and so does its first memory with ``GPUPOOL_NEIGHBOURS=1`` in the environment. It
+    stays one.
 
     >>> gpupool.set_neighbour("trainer", priority=-1)
     >>> [each.priority for each in gpupool.neighbours() if each.is_self]
     [-1]
 
     Args:
-        name: The process's name in lists and errors, of which 64 bytes are told; by default the one set before, or the
+        name: The process's name in lists and errors, cut to 64 bytes; by default the name that was set before, or the
             program's.
         guarantee: Bytes of the device that this process is never asked to go below.
         most: Bytes of the device beyond which this process is asked first, and, for 5 s after it was asked, gives back
@@ -2551,7 +2554,7 @@ class Neighbour:
 
     @property
     def name(self) -> str:
-        """Its name, as it tells."""
+        """The process's name, as the process states it."""
 
     @property
     def device(self) -> int:
@@ -2603,7 +2606,7 @@ class Neighbour:
 
         That is the smallest of CUDA_MPS_PINNED_DEVICE_MEM_LIMIT in its environment, for CUDA's Multi-Process Service,
         ``dmem.max`` of its control group and those above, on Linux, and the hard limit that NVIDIA's driver has for the
-        group, as ``nvidia-smi memory-limits`` sets it, where NVML tells of it.
+        group, as ``nvidia-smi memory-limits`` sets it, where NVML reports it.
         """
 
     @property
@@ -2640,7 +2643,7 @@ class NeighbourPool:
 
     @property
     def given_name(self) -> str | None:
-        """What a framework that made it calls it, of which 64 bytes are told; None without a name."""
+        """The name that a framework gave the pool, cut to 64 bytes; None without a name."""
 
     @property
     def reserved_bytes(self) -> int:
@@ -2661,8 +2664,8 @@ class NeighbourPool:
 def neighbours(device: DeviceLike | None = None, *, pools: bool = False) -> list[Neighbour]:
     """Return the neighbours on a device, by their ids.
 
-    Those that have not answered when nobody has for 100 ms are left out, such as stopped ones. This process is among
-    them if it is a neighbour: by this call it becomes none, and none of the others sees it.
+    The call ends once no answer has come for 100 ms, and leaves out processes that have not answered, such as stopped
+    ones. This process is in the list if it is a neighbour; the call does not make it one.
 
     >>> gpupool.set_neighbour()
     >>> any(each.is_self for each in gpupool.neighbours())
@@ -2681,11 +2684,12 @@ def neighbours(device: DeviceLike | None = None, *, pools: bool = False) -> list
 class MemoryClaim:
     """Memory that this process is about to take, as :func:`claim` returns it, until it is released or dropped.
 
-    What the process keeps more than when the claim was made uses it up, the oldest claim first, and what it keeps less
-    is claimed again. It makes no difference whether that is free in the process's cache or for the driver. While there
-    is a claim, the process gives no neighbour the free memory that it is for, and none of its pools sleeps for others.
-    It ends with the process at the latest. A process that does not answer its neighbours, as it is stopped, loses it if
-    what they claim meanwhile leaves no room for it: a warning in the log says so.
+    Memory that the process has beyond what it had when the claim was made uses the claim up, the oldest claim first;
+    memory that it gives back is claimed again. It makes no difference whether the claimed memory is free in the
+    process's cache or for the driver. While there is a claim, the process gives no neighbour the free memory that it is
+    for, and none of its pools sleeps for others. The claim ends with the process at the latest. A process that does not
+    answer its neighbours, because it is stopped, loses its claim if what they claim meanwhile leaves no room for it: a
+    warning in the log says so.
 
     >>> with gpupool.claim(1 << 20) as claim:
     ...     claim.left
@@ -2745,11 +2749,10 @@ def claim(nbytes: SupportsIndex, device: DeviceLike | None = None, timeout: floa
 def available_memory(device: DeviceLike | None = None) -> int:
     """Return how many bytes of a device this process could have.
 
-    That is what the driver has free and what this process has free itself, with what its neighbours would give back,
-    pools that they would put to sleep among it, less what they have claimed. A limit of the system counts as the
-    device's size, see :attr:`Neighbour.system_limit`; that of a control group counts as one for all neighbours. What
-    others take meanwhile is not held for this process, unless it claims it with :func:`claim`. This process need not
-    be a neighbour.
+    This is the memory that the driver and this process have free, and that its neighbours would give back, also by
+    putting pools to sleep, less what they have claimed. A limit of the system counts as the device's size, see
+    :attr:`Neighbour.system_limit`; that of a control group counts as one for all neighbours. Other processes may take
+    the memory meanwhile, unless this process claims it with :func:`claim`. This process need not be a neighbour.
 
     >>> gpupool.available_memory() > 0
     True
@@ -2759,7 +2762,7 @@ def available_memory(device: DeviceLike | None = None) -> int:
 
     Raises:
         InvalidValue: There is no such device.
-        LibraryError: The driver does not tell what is free.
+        LibraryError: The driver does not report what is free.
         Unavailable: As for :func:`neighbours`.
     """
 
@@ -2867,15 +2870,15 @@ def on_oom(callback: Callable[[int, int], Any]) -> OomCallback:
     """Call ``callback(device, nbytes)`` when memory has run out, before the request fails.
 
     It returns True if it freed memory, and the request is then retried. It runs on the requesting thread, with no lock
-    held. If it allocates and finds no memory, no callback is called. What it raises ends the request, which raises
-    that, with the :class:`OutOfMemory` as its ``__context__``. A framework's request fails as for want of memory;
-    Ctrl-C then reaches the main thread soon after.
+    held. If it allocates and finds no memory, no callback is called. If it raises an exception, the request ends with
+    that exception, whose ``__context__`` is the :class:`OutOfMemory`. A framework's request fails as if memory had run
+    out; Ctrl-C then reaches the main thread soon after.
 
     It stays registered until :meth:`OomCallback.remove`, also if the object that this returns dies.
 
     Other threads wait for a call that commits pages of a :class:`MemoryRange`, or puts a pool to sleep or wakes it. So
-    in a callback of such a call, of whatever kind, what would have to wait for another thread's call is refused with
-    :class:`InvalidValue`: that one may be waiting for this one. All else may be called there.
+    a callback of such a call, of whatever kind, must not wait for another thread's call, which may be waiting for this
+    one: gpupool refuses that with :class:`InvalidValue`. The callback may call everything else.
 
     >>> cache = [gpupool.empty(1 << 20)]
     >>> def forget(device, nbytes):
@@ -3158,8 +3161,8 @@ def set_memory_limit(fraction: float | None, nbytes: int | None) -> tuple[float 
 def get_memory_limit() -> tuple[float | None, int | None]:
     """Return the limits of the reserved memory on each device, as :class:`gpupool.worker.Settings` set them.
 
-    A fraction of a device's memory and a number of bytes, of which the lower one applies; None for no limit. A limit of
-    one device alone is :func:`get_per_process_memory_fraction`'s. The driver is not called.
+    The limits are a fraction of a device's memory and a number of bytes, of which the lower one applies; None means no
+    limit. :func:`get_per_process_memory_fraction` returns the limit of one device alone. The driver is not called.
 
     >>> gpupool._native.get_memory_limit()
     (None, None)
