@@ -97,7 +97,7 @@ pub use pinned::{
     reset_peak_pinned_stats, set_pinned_limit, warm_pinned, warm_pinned_in_background,
 };
 pub use plug::{BareAllocate, BareFree, DEVICE_MEM_HANDLER, EmptyCache, PINNED_MEM_HANDLER, bare_feed, feed};
-pub(crate) use plug::{LibraryMemory, process_bytes};
+pub(crate) use plug::{LibraryMemory, is_watched, process_bytes};
 pub use pool::{MemoryLimit, PoolId, SegmentEvent, SegmentEventKind, SegmentGuard, graph_pool_handle};
 pub use pool_by_id::{begin_allocate_to_pool, end_allocate_to_pool, pool_use_count, release_pool};
 pub(crate) use range::reserve_range as reserve_range_of;
@@ -111,7 +111,7 @@ pub(crate) use route::allocate as allocate_block;
 pub use route::{CaptureScope, GraphMemory, PoolScope, PoolToken};
 #[cfg(feature = "python")]
 pub(crate) use serve::on_oom_as;
-pub(crate) use serve::{Allocation, Help, Helper, free as free_block, holders, make_room_for, users};
+pub(crate) use serve::{Allocation, Help, Helper, all_holders, free as free_block, holders, make_room_for, users};
 pub use serve::{OomGuard, on_oom, oom_callbacks};
 pub(crate) use sleep::sleep_pools;
 pub use sleep::{Backup, wake};

@@ -21,4 +21,4 @@ pub use feed::{BareAllocate, BareFree, EmptyCache, bare_feed, feed};
 pub(crate) use feed::{allocate_to_feed, default_pool, free_to_feed};
 pub(crate) use library_memory::LibraryMemory;
 pub(in crate::memory) use watch::join;
-pub(crate) use watch::process_bytes;
+pub(crate) use watch::{is_watched, process_bytes};

@@ -72,6 +72,11 @@ fn device_of(number: c_int) -> Option<Device> {
     u32::try_from(number).ok().filter(|_| !process::is_forked()).map(Device::from_ordinal)
 }
 
+/// Returns whether the process is watched.
+pub(crate) fn is_watched() -> bool {
+    table().is_some()
+}
+
 /// Returns what NVML counts for this process on a device; none if it does not say, or nothing is watched.
 pub(crate) fn process_bytes(device: Device) -> Option<u64> {
     // SAFETY: the table's function takes any number.
