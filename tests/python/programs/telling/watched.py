@@ -160,6 +160,17 @@ def a_snapshot_has_holders():
     assert gpupool.memory_snapshot(pool.id)["holders"] == [], "a pool has it"
 
 
+def info_names_holders():
+    assert all(device.holders == {} for device in gpupool.info().devices), "somebody holds memory at the start"
+    hold("libnccl.so.2", 30)
+    hold("own.so", 5)
+    info = gpupool.info()
+    assert info.process.watched, "info does not say that the process is watched"
+    told = [device.holders for device in info.devices]
+    assert told == [{"NCCL": 30 * MIB, "own.so": 5 * MIB}, {}], f"info tells {told}"
+    assert "     held by other libraries: NCCL 30.0 MiB, own.so 5.0 MiB\n" in str(info), str(info)
+
+
 def an_error_names_holders():
     hold("libnccl.so.2", 100)
     error = raised(gpupool.OutOfMemory, gpupool.empty, 1 << 30)
