@@ -101,9 +101,12 @@ def _library() -> str:
 
 def _why_not(path: str, library: str) -> str | None:
     """Return why the loader would not load the library into a program; None if it would, as far as can be seen."""
+    head, own = _head(path), _head(library)
+    if not head.startswith(_ELF):
+        # It starts another program, as what runs this Python under emulation.
+        return None
     # The width of words, their bytes' order and the processor.
-    program, own = ((head[:6], head[18:20]) for head in (_head(path), _head(library)))
-    if program != own:
+    if (head[4:6], head[18:20]) != (own[4:6], own[18:20]):
         return "is no program for the same kind of machine as this gpupool"
     interpreter = _interpreter(path)
     if interpreter is None:
