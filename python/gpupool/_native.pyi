@@ -2535,6 +2535,7 @@ class Neighbour:
         live_bytes: int,
         free_bytes: int,
         asleep_bytes: int,
+        holder_bytes: int | None,
         discardable_bytes: int,
         offered_bytes: int,
         claimed_bytes: int,
@@ -2572,6 +2573,10 @@ class Neighbour:
     @property
     def asleep_bytes(self) -> int:
         """Its live bytes that are asleep."""
+
+    @property
+    def holder_bytes(self) -> int | None:
+        """The bytes that other libraries of a watched process hold besides; None without ``gpupool run --watch``."""
 
     @property
     def discardable_bytes(self) -> int:

@@ -27,6 +27,7 @@ mod device;
 mod error;
 mod ffi;
 mod handle;
+mod holder;
 mod kept;
 mod logging;
 mod mem_pool;
@@ -90,6 +91,7 @@ mod _native {
         },
         ffi::buffers::{PyPinnedBuffer, empty_pinned},
         handle::{PyHandlePool, PyHandleStats, PyLease, handle_stats, simulate_costly_handles},
+        holder::{holders, is_watched},
         kept::{PyDiscardCallback, PyOomCallback, PySegmentCallback, PySegmentEvent, on_oom},
         logging::{clear_log_records, end_log, pause_log, resume_log, set_log_level, start_log},
         mem_pool::{
@@ -103,10 +105,10 @@ mod _native {
         scope::{PyPoolScope, PyPoolToken, use_mem_pool},
         stats::{
             PyMemoryStats, PyPoolStats, devices_in_use, empty_cache, empty_pinned_cache, enable_peer_access,
-            get_memory_limit, get_per_process_memory_fraction, get_pinned_limit, holders, is_watched, memory_stats,
-            nearest_numa_node, oom_callbacks, owns, peers, pinned_stats, pinned_times, request_counts,
-            reset_peak_pinned_stats, reset_peak_stats, set_memory_limit, set_per_process_memory_fraction,
-            set_pinned_limit, summarize, summarize_pinned, warm_pinned,
+            get_memory_limit, get_per_process_memory_fraction, get_pinned_limit, memory_stats, nearest_numa_node,
+            oom_callbacks, owns, peers, pinned_stats, pinned_times, request_counts, reset_peak_pinned_stats,
+            reset_peak_stats, set_memory_limit, set_per_process_memory_fraction, set_pinned_limit, summarize,
+            summarize_pinned, warm_pinned,
         },
         stream::{PyStream, PyStreamScope, current_stream, is_captured, set_stream_source, stream, synchronize},
         traces::{PyReplayResult, replay, replay_reserved, unpickle},

@@ -14,7 +14,7 @@ use crate::memory::{BlockView, MemoryAction, MemoryEvent, PoolId, SegmentView, d
 use crate::observe::recording::Stack;
 use crate::python::arguments::{MaxEntries, Whole, wrong_argument};
 use crate::python::ffi::stacks;
-use crate::python::stats::holders_by_device;
+use crate::python::holder::holders_by_device;
 use crate::recording::{self, MAX_ENTRIES, Recording, StackContext};
 use crate::runtime::{get, is_chosen};
 

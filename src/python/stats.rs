@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::error::{MemoryHolder, Result};
+use crate::error::Result;
 use crate::ids::{Device, NumaNode};
 use crate::memory::report::{self, memory_counters, pool_counters};
 use crate::memory::{self, MemoryLimit, MemoryStats, PoolStats, PoolSummary, StreamStats, pinned};
@@ -11,6 +11,7 @@ use crate::observe::recording::Purpose;
 use crate::python::arguments::{Address, Nbytes, Whole, number_of};
 use crate::python::device;
 use crate::python::handle::PyHandleStats;
+use crate::python::holder::of_holder;
 use crate::runtime::nearest_host_node;
 use crate::summary;
 
@@ -44,8 +45,6 @@ functions! { py;
     fn enable_peer_access(device: Device, peer: Device) -> Result<()> =
         py.detach(|| memory::enable_peer_access(device, peer));
     fn oom_callbacks() -> Result<Vec<String>> = memory::oom_callbacks();
-    fn is_watched() -> bool = memory::is_watched();
-    fn holders() -> PyResult<Vec<Bound<'_, PyDict>>> = holders_by_device(py, memory::all_holders());
     fn devices_in_use() -> Result<Vec<Device>> = summary::devices_in_use();
     fn request_counts(device: Device) -> Result<(i64, i64, i64)> = py
         .detach(|| report::device_stats(device))
@@ -104,25 +103,6 @@ fn of_pool<'py>(py: Python<'py>, pool: &PoolSummary) -> PyResult<Bound<'py, PyDi
         "limit": pool.limit,
         "streams": pool.streams.iter().map(|stream| of_stream(py, stream)).collect::<PyResult<Vec<_>>>()?,
     }))
-}
-
-fn of_holder<'py>(py: Python<'py>, holder: &MemoryHolder) -> PyResult<Bound<'py, PyDict>> {
-    Ok(with_items!(PyDict::new(py), {
-        "name": holder.name.as_str(),
-        "path": holder.path.as_str(),
-        "nbytes": holder.bytes,
-        "peak_bytes": holder.peak_bytes,
-        "allocations": holder.count,
-    }))
-}
-
-/// What others' code in the process holds, each with its device.
-pub(crate) fn holders_by_device<'py>(
-    py: Python<'py>,
-    held: impl IntoIterator<Item = (Device, MemoryHolder)>,
-) -> PyResult<Vec<Bound<'py, PyDict>>> {
-    let of_device = |(device, holder)| Ok(with_items!(of_holder(py, &holder)?, { "device": device, }));
-    held.into_iter().map(of_device).collect()
 }
 
 // As plain values, for Python to make its tree of.

@@ -302,6 +302,12 @@ pub(crate) fn holders(location: MemoryLocation) -> Vec<MemoryHolder> {
     found
 }
 
+/// Returns how much others' code in the process holds of a device; none unless it is watched.
+pub(in crate::memory) fn held_by_others(device: Device) -> Option<u64> {
+    Help::Others.with(device.into(), |_, _| ())?;
+    Some(holders(device.into()).iter().map(|holder| holder.bytes).sum())
+}
+
 /// Returns what others' code in the process holds of each device. No driver is called.
 pub(crate) fn all_holders() -> Vec<(Device, MemoryHolder)> {
     let devices = 0..MOST_DEVICES as u32;

@@ -120,6 +120,8 @@ def what_nobody_watches_says_how_to():
     expected = "300 MiB other processes, CUDA contexts, other allocators; gpupool run --watch tells whose"
     assert row("other") == expected, rows()
     assert gpupool.memory_snapshot()["holders"] == [], "a snapshot tells who holds memory"
+    gpupool.set_neighbour("server")
+    assert [each.holder_bytes for each in gpupool.neighbours(0)] == [None], "a neighbour tells how much it is"
 
 
 def a_series_has_one_value():
@@ -158,6 +160,14 @@ def a_snapshot_has_holders():
     assert gpupool.memory_snapshot(device=1)["holders"] == [], "another device has it"
     pool = gpupool.MemPool()
     assert gpupool.memory_snapshot(pool.id)["holders"] == [], "a pool has it"
+
+
+def neighbours_are_told_how_much_it_is():
+    gpupool.set_neighbour("server")
+    hold("libnccl.so.2", 30)
+    hold("own.so", 5)
+    (own,) = gpupool.neighbours(0)
+    assert own.holder_bytes == 35 * MIB, f"neighbours are told of {own.holder_bytes} bytes"
 
 
 def info_names_holders():
