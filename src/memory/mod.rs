@@ -96,8 +96,10 @@ pub use pinned::{
     PinnedBuffer, empty_pinned, empty_pinned_cache, empty_pinned_on_node, pinned_limit, pinned_stats,
     reset_peak_pinned_stats, set_pinned_limit, warm_pinned, warm_pinned_in_background,
 };
+#[cfg(feature = "python")]
+pub(crate) use plug::is_watched;
 pub use plug::{BareAllocate, BareFree, DEVICE_MEM_HANDLER, EmptyCache, PINNED_MEM_HANDLER, bare_feed, feed};
-pub(crate) use plug::{LibraryMemory, is_watched, process_bytes};
+pub(crate) use plug::{LibraryMemory, process_bytes};
 pub use pool::{MemoryLimit, PoolId, SegmentEvent, SegmentEventKind, SegmentGuard, graph_pool_handle};
 pub use pool_by_id::{begin_allocate_to_pool, end_allocate_to_pool, pool_use_count, release_pool};
 pub(crate) use range::reserve_range as reserve_range_of;

@@ -18,6 +18,7 @@ import pytest
 from abi import build_driver, build_holder
 from gpupool._run import watching
 from running import PROGRAMS, SHARED
+from watched import watch_library
 
 FOLDER = PROGRAMS / "run"
 ENDS, TOLD = FOLDER / "ends.py", FOLDER / "told.py"
@@ -246,7 +247,7 @@ def test_a_directory_for_neighbours_that_is_not_there_is_told_before_the_program
         assert (done.returncode, done.stdout, done.stderr) == (1, "", f"gpupool: {name}: {why}\n")
 
 
-WATCH = Path(gpupool.get_library()).with_name("libgpupool_watch.so")
+WATCH = watch_library()
 
 
 @pytest.mark.parametrize(

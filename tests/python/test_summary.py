@@ -7,7 +7,6 @@ import json
 import shutil
 import sys
 import types
-from pathlib import Path
 
 import gpupool
 import pytest
@@ -15,6 +14,7 @@ from abi import build_driver, build_holder, build_nvml
 from c_table import function
 from forks import run_program as run_watched
 from running import functions_of, run_program
+from watched import watch_library
 
 MIB = 1 << 20
 WATCHED = "telling/watched.py"
@@ -43,7 +43,7 @@ def watched(tmp_path_factory):
     return {
         "GPUPOOL_RUNTIME": None,
         "LD_LIBRARY_PATH": str(folder),
-        "LD_PRELOAD": str(Path(gpupool.get_library()).with_name("libgpupool_watch.so")),
+        "LD_PRELOAD": str(watch_library()),
         "HOLDERS": str(folder / "holders"),
         "FAKE_VMM": "1",
         "FAKE_DEVICES": "2",

@@ -158,7 +158,8 @@ fn explained(location: MemoryLocation, wanted: Wanted, info: MemoryInfo, refused
     };
     let MemoryInfo { free, total } = info;
     let (users, holders, neighbours) = (users(location), holders(location), asked_neighbours(location));
-    ErrorKind::OutOfMemory(OutOfMemory { refused, location, wanted, free, total, users, holders, neighbours }).into()
+    let out = OutOfMemory { refused, location, wanted, free, total, users, holders, neighbours };
+    ErrorKind::OutOfMemory(out.into()).into()
 }
 
 /// Counts a failed request, and returns the error that says what holds the memory, also where a callback interrupted it;
