@@ -312,6 +312,17 @@ def test_a_program_that_is_not_pythons_is_watched_too(place, options, expected, 
     assert bool(lines) == bool(expected)
 
 
+def test_a_program_that_is_not_pythons_gets_its_variables_and_signals():
+    told = "echo $GPUPOOL_ENABLE; echo $GPUPOOL_NEIGHBOUR_NAME; echo $LD_PRELOAD; grep SigIgn /proc/self/status"
+    done = start_ours("--watch", "--cupy", "--name", "a b", "sh", "-c", told)
+    assert (done.returncode, done.stderr) == (0, "")
+    enabled, name, preload, ignored = done.stdout.splitlines()
+    assert (enabled, name, preload) == ("cupy", "a b", str(WATCH))
+    # Python ignores these.
+    bits = [1 << (number - 1) for number in (signal.SIGPIPE, signal.SIGXFSZ)]
+    assert int(ignored.split()[1], 16) & sum(bits) == 0
+
+
 def test_the_report_of_a_watched_program_says_who_held_what(holding):
     done = start("-m", "gpupool", "run", "--watch", "--report", "a.py", GPUPOOL_WATCH_REPORT="1", **holding)
     assert (done.returncode, done.stdout) == (0, "['a.py']\n")
