@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import shutil
 import signal
 import struct
 import subprocess
@@ -247,14 +246,22 @@ def test_a_directory_for_neighbours_that_is_not_there_is_told_before_the_program
         assert (done.returncode, done.stdout, done.stderr) == (1, "", f"gpupool: {name}: {why}\n")
 
 
-WATCH = watch_library()
+@pytest.fixture
+def watch():
+    """Return the library that watches, or skip."""
+    return str(watch_library())
 
 
 @pytest.mark.parametrize(
     ("before", "expected"),
-    [(None, [WATCH]), ("", [WATCH]), ("{own}:libm.so.6", [WATCH, "{own}", "libm.so.6"]), (f"libm.so.6 {WATCH}", None)],
+    [
+        (None, "{watch}"),
+        ("", "{watch}"),
+        ("{own} libm.so.6", "{watch}:{own}:libm.so.6"),
+        ("libm.so.6 {watch}", "libm.so.6 {watch}"),
+    ],
 )
-def test_a_watched_program_is_started_as_without(before, expected, tmp_path):
+def test_a_watched_program_is_started_as_without(before, expected, watch, tmp_path):
     """What the loader has before comes after, and a process that has the library is not started again."""
     own = build_holder(tmp_path / "own.so")
     (tmp_path / "a.py").write_text(
@@ -262,29 +269,26 @@ def test_a_watched_program_is_started_as_without(before, expected, tmp_path):
         "print(json.dumps([os.environ.get('LD_PRELOAD'), sys.argv, sys.flags.dev_mode, sys.flags.ignore_environment,\n"
         "                  sys._xoptions, sys.warnoptions, gpupool._native.is_watched(), sorted(os.environ)]))\n"
     )
-    variables = {} if before is None else {"LD_PRELOAD": before.format(own=own)}
+    variables = {} if before is None else {"LD_PRELOAD": before.format(own=own, watch=watch)}
     flags = ("-X", "dev", "-X", "own=1", "-W", "error::UserWarning")
     told = []
     for options in ((), ("--watch",)):
         done = start(*flags, "-m", "gpupool", "run", *options, "a.py", "--watch", "b c", folder=tmp_path, **variables)
         assert (done.returncode, done.stderr) == (0, "")
         told.append(json.loads(done.stdout))
-    (preload, *plain, _, names), (watched_preload, *watched, is_watched, watched_names) = told
+    (_, *plain, _, names), (preload, *watched, is_watched, watched_names) = told
     assert (watched, is_watched) == (plain, True)
     assert set(watched_names) == {*names, "LD_PRELOAD"}
-    if expected is None:
-        assert watched_preload == preload
-    else:
-        assert watched_preload == ":".join(str(each).format(own=own) for each in expected)
+    assert preload == expected.format(own=own, watch=watch)
 
 
 @pytest.fixture
-def holding(tmp_path):
+def holding(watch, tmp_path):
     """Write a program that takes device memory by a library of its own; return the variables that it runs with."""
     build_driver(tmp_path)
     build_holder(tmp_path / "libnccl.so.2")
     (tmp_path / "a.py").write_text(
-        "import ctypes, signal, sys\n"
+        "import ctypes, sys\n"
         "driver, context = ctypes.CDLL('libcuda.so.1'), ctypes.c_void_p()\n"
         "assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == driver.cuCtxSetCurrent(context) == 0\n"
         "library = ctypes.CDLL('./libnccl.so.2')\n"
@@ -312,12 +316,12 @@ def test_a_program_that_is_not_pythons_is_watched_too(place, options, expected, 
     assert bool(lines) == bool(expected)
 
 
-def test_a_program_that_is_not_pythons_gets_its_variables_and_signals():
+def test_a_program_that_is_not_pythons_gets_its_variables_and_signals(watch):
     told = "echo $GPUPOOL_ENABLE; echo $GPUPOOL_NEIGHBOUR_NAME; echo $LD_PRELOAD; grep SigIgn /proc/self/status"
     done = start_ours("--watch", "--cupy", "--name", "a b", "sh", "-c", told)
     assert (done.returncode, done.stderr) == (0, "")
     enabled, name, preload, ignored = done.stdout.splitlines()
-    assert (enabled, name, preload) == ("cupy", "a b", str(WATCH))
+    assert (enabled, name, preload) == ("cupy", "a b", watch)
     # Python ignores these.
     bits = [1 << (number - 1) for number in (signal.SIGPIPE, signal.SIGXFSZ)]
     assert int(ignored.split()[1], 16) & sum(bits) == 0
@@ -356,7 +360,7 @@ def elf(path, *, machine=None, interpreter="/lib64/ld-linux-x86-64.so.2"):
         ({"machine": 8}, 0o755, "is no program for the same kind of machine as this gpupool"),
     ],
 )
-def test_a_program_that_cannot_be_watched(made, mode, why, tmp_path):
+def test_a_program_that_cannot_be_watched(made, mode, why, watch, tmp_path):
     path = elf(tmp_path / "server", **made)
     path.chmod(mode)
     done = start_ours("--watch", path)
@@ -365,7 +369,7 @@ def test_a_program_that_cannot_be_watched(made, mode, why, tmp_path):
     assert done.stderr.count("\n") == 1
 
 
-def test_a_program_that_cannot_be_executed_is_told(tmp_path):
+def test_a_program_that_cannot_be_executed_is_told(watch, tmp_path):
     path = elf(tmp_path / "server")
     path.chmod(0o644)
     done = start_ours("--watch", path)
@@ -406,7 +410,7 @@ def executed(monkeypatch):
 def test_a_library_that_cannot_be_loaded(folder, platform, why, executed, monkeypatch, tmp_path):
     if folder == "a folder":
         (tmp_path / folder / "lib").mkdir(parents=True)
-        shutil.copy(WATCH, tmp_path / folder / "lib")
+        (tmp_path / folder / "lib" / "libgpupool_watch.so").touch()
     monkeypatch.setattr(gpupool, "__file__", str(tmp_path / folder / "__init__.py"))
     monkeypatch.setattr(watching, "sys", types.SimpleNamespace(platform=platform))
     with pytest.raises(gpupool.Error, match=why):
@@ -414,11 +418,11 @@ def test_a_library_that_cannot_be_loaded(folder, platform, why, executed, monkey
     assert executed == []
 
 
-def test_a_process_that_the_library_does_not_get_into_is_not_started_for_ever(executed, monkeypatch):
+def test_a_process_that_the_library_does_not_get_into_is_not_started_for_ever(watch, executed, monkeypatch):
     watching.begin_anew(has_report=False)
     [(path, arguments, environment)] = executed
     assert (path, arguments) == (sys.executable, [sys.executable, *sys.orig_argv[1:]])
     monkeypatch.setattr(os, "environ", environment)
-    with pytest.raises(gpupool.Error, match=f"the loader has not loaded {WATCH}"):
+    with pytest.raises(gpupool.Error, match=f"the loader has not loaded {watch}"):
         watching.begin_anew(has_report=False)
     assert len(executed) == 1
