@@ -22,9 +22,7 @@ def start(name, *arguments, is_watched):
     before = os.environ.get("LD_PRELOAD", "")
     preload = f"{LIBRARY}:{before}" if before else str(LIBRARY)
     variables = {"LD_PRELOAD": preload} if is_watched else {}
-    return start_python(
-        PROGRAMS / "watch" / name, *arguments, timeout=100, PYTHONWARNINGS="ignore", **variables
-    )
+    return start_python(PROGRAMS / "watch" / name, *arguments, timeout=100, PYTHONWARNINGS="ignore", **variables)
 
 
 @pytest.mark.parametrize("taker", TAKERS)
