@@ -35,3 +35,4 @@ print({name: round(nbytes / MIB, 1) for name, nbytes in parts.items()})
 assert any(nbytes == 300 * MIB for nbytes in held.values()), "what the runtime gave is not counted as it was asked for"
 assert held.get("NCCL", 0) > 0, "NCCL holds nothing"
 assert 100 * MIB < device.context_bytes < 3000 * MIB, "contexts and code are not what is left over"
+distributed.destroy_process_group()
