@@ -52,7 +52,7 @@ pub enum ErrorKind {
     /// A library or the driver refused a call.
     Library(LibraryError),
     /// Device memory ran out, also after gpupool released its unused memory.
-    OutOfMemory(OutOfMemory),
+    OutOfMemory(Box<OutOfMemory>),
     /// All handles that a pool may have are in use, and remained in use for as long as the request could wait.
     PoolExhausted(PoolExhausted),
     /// The process was forked after the GPU was first used, and this is the child.

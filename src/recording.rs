@@ -1,6 +1,6 @@
 //! Recording: the events of the allocator and the handle pools from now on, to be read in a snapshot.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, MemoryHolder, Result};
 use crate::handle::HandleEvent;
 use crate::ids::Device;
 use crate::memory::{MemoryAction, MemorySnapshot};
@@ -180,6 +180,8 @@ pub struct Snapshot {
     pub memory: MemorySnapshot,
     /// The events of handles, in order.
     pub handle_events: Vec<HandleEvent>,
+    /// What other libraries of this process hold of each device; empty unless the process is watched.
+    pub holders: Vec<(Device, MemoryHolder)>,
 }
 
 /// Takes a snapshot of a device, or of all. Allocations wait while it is taken.
@@ -189,7 +191,9 @@ pub struct Snapshot {
 pub fn snapshot(device: Option<Device>) -> Result<Snapshot> {
     let device = device.map(runtime::existing).transpose()?;
     let memory = memory::take_snapshot(device)?;
-    let mut handle_events = handle::events();
-    handle_events.retain(|event| device.is_none_or(|device| device == event.device));
-    Ok(Snapshot { memory, handle_events })
+    let is_asked = |on: Device| device.is_none_or(|device| device == on);
+    let (mut handle_events, mut holders) = (handle::events(), memory::all_holders());
+    handle_events.retain(|event| is_asked(event.device));
+    holders.retain(|(device, _)| is_asked(*device));
+    Ok(Snapshot { memory, handle_events, holders })
 }

@@ -2538,6 +2538,7 @@ class Neighbour:
         live_bytes: int,
         free_bytes: int,
         asleep_bytes: int,
+        holder_bytes: int | None,
         discardable_bytes: int,
         offered_bytes: int,
         claimed_bytes: int,
@@ -2575,6 +2576,10 @@ class Neighbour:
     @property
     def asleep_bytes(self) -> int:
         """Its live bytes that are asleep."""
+
+    @property
+    def holder_bytes(self) -> int | None:
+        """The bytes that other libraries of a watched process hold besides; None without ``gpupool run --watch``."""
 
     @property
     def discardable_bytes(self) -> int:
@@ -2799,8 +2804,9 @@ def memory_snapshot(
     ``allocator_settings`` and ``external_annotations``. Sizes are in bytes; events have the requested sizes;
     ``time_us`` counts from 1970. gpupool adds ``thread`` to each event, as the operating system numbers it, and
     ``handle_events``: ``time_us``, ``library``, ``device``, ``action`` (``create``, ``take``, ``give_back``,
-    ``discard``, ``destroy``), ``handle`` and ``thread``. Pinned host memory is in ``pinned_segments`` and its
-    events in ``pinned_trace``, with ``numa`` in place of ``device``.
+    ``discard``, ``destroy``), ``handle`` and ``thread``; and ``holders``, where ``gpupool run --watch`` has started the
+    process: what other libraries hold now, as :func:`memory_summary` has it. Pinned host memory is in
+    ``pinned_segments`` and its events in ``pinned_trace``, with ``numa`` in place of ``device``.
 
     The snapshot is consistent: allocations on other threads wait meanwhile, about 0.1 us for each block and event.
 
@@ -3170,6 +3176,19 @@ def get_memory_limit() -> tuple[float | None, int | None]:
 
 def devices_in_use() -> list[int]:
     """Return the ordinals of the devices whose memory the process has used, or on which it has created handles.
+
+    The driver is not called.
+    """
+
+def is_watched() -> bool:
+    """Return whether the process has the library that counts what others' code in it holds; False in a forked child.
+
+    >>> gpupool._native.is_watched()
+    False
+    """
+
+def holders() -> list[dict[str, Any]]:
+    """Return what others' code in the process holds of each device; nothing unless the process is watched.
 
     The driver is not called.
     """

@@ -14,6 +14,7 @@ https://prometheus.io/docs/instrumenting/exposition_formats/
 
 import dataclasses
 import functools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ import gpupool
 from gpupool import _native
 from gpupool._frameworks.plug import count_of, require
 from gpupool._report import summary as _summary
+from gpupool._report.printable import printable
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -41,7 +43,8 @@ _MEANINGS = {
     "gpupool_device_memory_free_bytes": "Free memory of the device, as its driver reports.",
     "gpupool_device_memory_bytes": (
         "Used memory of the device by holder: live, cached and releasing memory of gpupool's pools, library handles, "
-        "their workspaces, and other: other processes, CUDA contexts and other allocators."
+        "their workspaces, and other: other processes, CUDA contexts and other allocators. In a program that gpupool "
+        "run --watch started, other libraries are holders by their names, and contexts is what the process has besides."
     ),
     "gpupool_device_memory_peak_reserved_bytes": "The peak of the memory reserved by gpupool's pools.",
     "gpupool_device_memory_attached_bytes": (
@@ -59,7 +62,7 @@ _MEANINGS = {
     "gpupool_device_asked_by_neighbours_total": "Questions of neighbours for memory, each for one kind of it.",
     "gpupool_device_given_bytes_total": "Bytes that this process gave back for neighbours.",
     "gpupool_framework_memory_reserved_bytes": (
-        "What a framework's own allocator has reserved, a part of the device's other memory."
+        "What a framework's own allocator has reserved, a part of the device's other memory, or of a holder's."
     ),
     "gpupool_pool_memory_bytes": "Memory of a pool: live, cached, or releasing.",
     "gpupool_pool_memory_asleep_bytes": "Live memory of a pool that is asleep, without device memory.",
@@ -107,6 +110,9 @@ METRICS: dict[str, tuple[str, str]] = {
 
 # The default number of pools with series of their own; pools may come and go by thousands.
 _POOLS = 20
+
+# What memory of gpupool's pools is.
+_STATES = ("live", "cached", "releasing")
 
 _Labels = dict[str, str]
 _Sample = tuple[_Labels, float]
@@ -211,7 +217,7 @@ def _counters(scope: str, labels: _Labels, summary: Any) -> _Part:
 
 def _states(name: str, labels: _Labels, summaries: Sequence[Any]) -> _Part:
     """Yield what is in device memory, or pinned: these states add up to what is reserved."""
-    for state in ("live", "cached", "releasing"):
+    for state in _STATES:
         nbytes = sum(getattr(summary, f"{state}_bytes") for summary in summaries)
         asleep = sum(getattr(summary, "asleep_bytes", 0) for summary in summaries) if state == "live" else 0
         yield name, labels | {"state": state}, nbytes - asleep
@@ -221,9 +227,17 @@ def _of_device(device: _summary.DeviceSummary) -> _Part:
     yield "device_memory_capacity_bytes", {}, device.total_bytes
     for name, labels, nbytes in _states("device_memory_bytes", {}, [device]):
         yield name, {"holder": labels["state"]}, nbytes
-    yield "device_memory_bytes", {"holder": "handles"}, device.handle_bytes
-    yield "device_memory_bytes", {"holder": "workspaces"}, device.workspace_bytes
-    yield "device_memory_bytes", {"holder": "other"}, device.other_bytes
+    rest = ("handles", "workspaces", "contexts", "other")
+    counts = (device.handle_bytes, device.workspace_bytes, device.context_bytes, device.other_bytes)
+    for holder, nbytes in zip(rest, counts, strict=True):
+        yield "device_memory_bytes", {"holder": holder}, nbytes
+    named: Counter[str] = Counter()
+    for other in device.holders:
+        # A series has one value: two files may have one name, and a program may be called as one of these.
+        name = other.path if other.name in (*_STATES, *rest) else other.name
+        named[printable(name)] += other.nbytes
+    for holder, nbytes in named.items():
+        yield "device_memory_bytes", {"holder": holder}, nbytes
     yield from _counters("device", {}, device)
     for each in device.frameworks:
         yield from _counters("framework", {"framework": each.framework}, each)

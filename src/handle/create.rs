@@ -125,7 +125,7 @@ impl DevicePool {
         let MemoryInfo { free, total } = runtime::memory_info(self.device).unwrap_or_default();
         let (location, wanted) = (self.device.into(), Wanted::Handle(self.library.handle_bytes()));
         let users = memory::users(location);
-        ErrorKind::OutOfMemory(OutOfMemory {
+        ErrorKind::OutOfMemory(Box::new(OutOfMemory {
             refused,
             location,
             wanted,
@@ -134,7 +134,7 @@ impl DevicePool {
             users,
             holders: memory::holders(location),
             neighbours: None,
-        })
+        }))
         .into()
     }
 

@@ -96,6 +96,8 @@ pub use pinned::{
     PinnedBuffer, empty_pinned, empty_pinned_cache, empty_pinned_on_node, pinned_limit, pinned_stats,
     reset_peak_pinned_stats, set_pinned_limit, warm_pinned, warm_pinned_in_background,
 };
+#[cfg(feature = "python")]
+pub(crate) use plug::is_watched;
 pub use plug::{BareAllocate, BareFree, DEVICE_MEM_HANDLER, EmptyCache, PINNED_MEM_HANDLER, bare_feed, feed};
 pub(crate) use plug::{LibraryMemory, process_bytes};
 pub use pool::{MemoryLimit, PoolId, SegmentEvent, SegmentEventKind, SegmentGuard, graph_pool_handle};
@@ -111,7 +113,7 @@ pub(crate) use route::allocate as allocate_block;
 pub use route::{CaptureScope, GraphMemory, PoolScope, PoolToken};
 #[cfg(feature = "python")]
 pub(crate) use serve::on_oom_as;
-pub(crate) use serve::{Allocation, Help, Helper, free as free_block, holders, make_room_for, users};
+pub(crate) use serve::{Allocation, Help, Helper, all_holders, free as free_block, holders, make_room_for, users};
 pub use serve::{OomGuard, on_oom, oom_callbacks};
 pub(crate) use sleep::sleep_pools;
 pub use sleep::{Backup, wake};

@@ -27,6 +27,7 @@ mod device;
 mod error;
 mod ffi;
 mod handle;
+mod holder;
 mod kept;
 mod logging;
 mod mem_pool;
@@ -90,6 +91,7 @@ mod _native {
         },
         ffi::buffers::{PyPinnedBuffer, empty_pinned},
         handle::{PyHandlePool, PyHandleStats, PyLease, handle_stats, simulate_costly_handles},
+        holder::{holders, is_watched},
         kept::{PyDiscardCallback, PyOomCallback, PySegmentCallback, PySegmentEvent, on_oom},
         logging::{clear_log_records, end_log, pause_log, resume_log, set_log_level, start_log},
         mem_pool::{

@@ -23,6 +23,7 @@ value_class! {
         live_bytes: u64 = neighbour.live_bytes,
         free_bytes: u64 = neighbour.free_bytes,
         asleep_bytes: u64 = neighbour.asleep_bytes,
+        holder_bytes: Option<u64> = neighbour.holder_bytes,
         discardable_bytes: u64 = neighbour.discardable_bytes,
         offered_bytes: u64 = neighbour.offered_bytes,
         claimed_bytes: u64 = neighbour.claimed_bytes,

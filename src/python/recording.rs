@@ -14,6 +14,7 @@ use crate::memory::{BlockView, MemoryAction, MemoryEvent, PoolId, SegmentView, d
 use crate::observe::recording::Stack;
 use crate::python::arguments::{MaxEntries, Whole, wrong_argument};
 use crate::python::ffi::stacks;
+use crate::python::holder::holders_by_device;
 use crate::recording::{self, MAX_ENTRIES, Recording, StackContext};
 use crate::runtime::{get, is_chosen};
 
@@ -103,8 +104,8 @@ pub(crate) fn get_memory_history(py: Python<'_>) -> PyResult<Option<Bound<'_, Py
 
 // Snapshots in the form of `torch.cuda.memory._snapshot`, to the key, so that PyTorch's viewers open them.
 //
-// `handle_events`, what is of pinned memory, `is_asleep` of a segment and `thread` in each event are gpupool's own; the
-// viewers pass over them.
+// `handle_events`, `holders`, what is of pinned memory, `is_asleep` of a segment and `thread` in each event are gpupool's
+// own; the viewers pass over them.
 
 /// Blocks up to this size are what PyTorch calls small, and the segments of its small blocks are this large.
 const SMALL_SEGMENT: u64 = 2 << 20;
@@ -315,8 +316,9 @@ pub(crate) fn memory_snapshot<'py>(
     if let Some(pool) = pool {
         taken.memory.segments.retain(|segment| segment.pool == pool);
         taken.memory.events.retain(|event| event.pool == pool);
-        // No handle is of a pool of memory.
+        // No handle is of a pool of memory, nor is what others hold.
         taken.handle_events.clear();
+        taken.holders.clear();
     }
     if !include_traces {
         taken.memory.events.clear();
@@ -339,5 +341,6 @@ pub(crate) fn memory_snapshot<'py>(
         "allocator_settings": allocator_settings(py, has_expandable)?,
         "external_annotations": PyList::empty(py),
         "handle_events": handle_events.collect::<PyResult<Vec<_>>>()?,
+        "holders": holders_by_device(py, taken.holders)?,
     }))
 }

@@ -11,6 +11,7 @@ use crate::observe::recording::Purpose;
 use crate::python::arguments::{Address, Nbytes, Whole, number_of};
 use crate::python::device;
 use crate::python::handle::PyHandleStats;
+use crate::python::holder::of_holder;
 use crate::runtime::nearest_host_node;
 use crate::summary;
 
@@ -120,15 +121,7 @@ pub(crate) fn summarize<'py>(py: Python<'py>, device: Option<Device>) -> PyResul
             "processes": block.processes,
         }))
     });
-    let holders = found.holders.iter().map(|holder| {
-        Ok(with_items!(PyDict::new(py), {
-            "name": holder.name.as_str(),
-            "path": holder.path.as_str(),
-            "nbytes": holder.bytes,
-            "peak_bytes": holder.peak_bytes,
-            "allocations": holder.count,
-        }))
-    });
+    let holders = found.holders.iter().map(|holder| of_holder(py, holder));
     let libraries = found
         .handles
         .iter()

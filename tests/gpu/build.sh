@@ -21,6 +21,8 @@ cp build/resources/resource-*.so python/gpupool/_rmm
 # not; the programs below are linked with the same crate.
 cargo build --quiet --profile "$profile" --features c-api,cudarc,fault-injection
 install -D -s "$made/libgpupool.so" python/gpupool/lib/libgpupool.so.0
+cargo build --quiet --profile "$profile" --manifest-path crates/watch/Cargo.toml --target-dir target/watch
+install -D -s "target/watch/${profile/#dev/debug}/libgpupool_watch.so" python/gpupool/lib/libgpupool_watch.so
 # The programs are compiled while the wheel is: each takes one core for most of its time.
 programs() {
   install -s "$(tests/program.sh test --profile "$profile" --no-run --test cuda)" "$out/bin/test_cuda"

@@ -2,7 +2,7 @@
 # Runs everything of this folder on a GPU machine: installs the wheel, tests, runs the examples, measures, and prints a
 # short table last. Usage: run.sh [RESULTS_FOLDER], which gets run.txt (what is printed), log.txt (all output),
 # examples.txt, info.txt, leases.txt, green_contexts.txt, and one object a line in peers.json, workspaces.json, memory.json,
-# turns.json, passes.json, recording.json, ranges.json, idle_server.json, kv_peers.json, pinned.json, pinned_rust.json,
+# turns.json, passes.json, recording.json, ranges.json, idle_server.json, kv_peers.json, watch.json, pinned.json, pinned_rust.json,
 # sleep.json, neighbours.json, share.json, frameworks.json, plugs.json, warp_turns.json, rmm.json, rmm_cpp.json,
 # cpp_peers.json, nccl.json, pytorch.json, torch_sharing.json, two_gpus.json, devices.json and devices_mix.json. PYTHON
 # chooses the interpreter (python3); SKIP_BENCHES=1 leaves out the measuring and the long soak, SKIP_TESTS=1 all that is no
@@ -118,6 +118,7 @@ run_memory() {
   measure recording.json 120 "$python" benches/recording.py
   measure ranges.json 90 "$python" benches/ranges.py
   measure idle_server.json 90 "$python" benches/idle_server.py
+  measure watch.json 120 "$python" benches/watch.py
   measure kv_peers.json 400 "$python" benches/kv_peers.py
   for ((turn = 0; turn < ${TURNS:-5}; turn++)); do
     measure turns.json 60 bin/bench_memory pair
@@ -298,7 +299,7 @@ finish() {
 
 mkdir -p "$results"
 rm -f "$results"/{log,examples,leases,green_contexts,library_memory}.txt \
-  "$results"/{peers,workspaces,memory,turns,passes,recording,ranges,idle_server,kv_peers}.json \
+  "$results"/{peers,workspaces,memory,turns,passes,recording,ranges,idle_server,kv_peers,watch}.json \
   "$results"/{pinned,pinned_rust,sleep,neighbours,share}.json \
   "$results"/{frameworks,plugs,warp_turns,rmm,rmm_cpp,cpp_peers,nccl,pytorch,torch_sharing}.json \
   "$results"/{two_gpus,devices,devices_mix}.json

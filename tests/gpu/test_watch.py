@@ -4,6 +4,7 @@ Each test fills the device in a process of its own. So nothing else may run on i
 """
 
 import os
+import re
 from pathlib import Path
 
 import gpupool
@@ -18,38 +19,43 @@ TAKERS = ["nccl", "jax", "of_the_driver", "cublas"]
 
 
 def start(name, *arguments, is_watched):
-    """Run a program, watched or not."""
+    """Run a program, watched or not, and print how it ends as a paragraph: `-s` shows what a page quotes."""
     before = os.environ.get("LD_PRELOAD", "")
     preload = f"{LIBRARY}:{before}" if before else str(LIBRARY)
     variables = {"LD_PRELOAD": preload} if is_watched else {}
-    return start_python(
-        PROGRAMS / "watch" / name, *arguments, timeout=100, PYTHONWARNINGS="ignore", **variables
+    done = start_python(PROGRAMS / "watch" / name, *arguments, timeout=100, PYTHONWARNINGS="ignore", **variables)
+    how = "gpupool run --watch" if is_watched else "python"
+    errors = re.findall(
+        r"^.*(?:out of memory|OUT_OF_MEMORY|ALLOC_FAILED|answered|Failed).*$", done.stderr, re.MULTILINE
     )
+    print("", " ".join([how, name, *arguments]), done.stdout.rstrip(), *errors[-1:], "", sep="\n")
+    return done
+
+
+def skip_without(taker):
+    """Skip a test of what is not installed."""
+    import_or_skip("torch")
+    if taker == "jax":
+        import_or_skip("jax")
 
 
 @pytest.mark.parametrize("taker", TAKERS)
 def test_who_takes_memory_gets_what_a_cache_has(taker):
-    import_or_skip("torch")
-    if taker == "jax":
-        import_or_skip("jax")
+    skip_without(taker)
     done = start("takers.py", "gpupool", taker, is_watched=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    print(done.stdout)
 
 
 # Without it, and on PyTorch's own allocator: what the feature is for.
 @pytest.mark.parametrize("taker", TAKERS)
 @pytest.mark.parametrize("memory", ["gpupool", "pytorch"])
 def test_who_takes_memory_fails_unwatched(memory, taker):
-    import_or_skip("torch")
-    if taker == "jax":
-        import_or_skip("jax")
+    skip_without(taker)
     done = start("takers.py", memory, taker, is_watched=False)
     assert "cached" in done.stdout, done.stderr
     assert done.returncode != 0, f"{taker} got memory without it: {done.stdout}"
-    print(done.stdout, done.stderr.strip().splitlines()[-1])
 
 
 def test_what_each_library_holds_is_what_nvml_counts():
     import_or_skip("torch")
-    print(succeeded(start("holders.py", is_watched=True)))
+    succeeded(start("holders.py", is_watched=True))

@@ -82,8 +82,22 @@ assert get(2)[0] == 2 and get(2)[1] >= 520
 
 def c_has_a_library() -> None:
     """See that the library for C loads without Python's module, if it came along."""
-    if any(Path(path).name.startswith("libgpupool") for path in sys.argv[1:]):
+    if "libgpupool.so.0" in sys.argv[1:]:
         subprocess.run([sys.executable, "-c", TAKES_THE_TABLE, gpupool.get_library()], check=True)
+
+
+def programs_are_watched() -> None:
+    """See that a program has the library that counts who holds memory, or what says how to get it."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "program.py"
+        program.write_text("import gpupool\nassert gpupool.info().process.watched\n")
+        command = [sys.executable, "-m", "gpupool", "run", "--watch", program]
+        done = subprocess.run(command, capture_output=True, text=True)
+    if "libgpupool_watch.so" in sys.argv[1:]:
+        assert done.returncode == 0, done
+    else:
+        assert done.returncode == 1, done
+        assert "run `make library`" in done.stderr, done
 
 
 # A process that ends with a daemon thread in a callable of gpupool's, whose Rust frames Python before 3.14 unwinds.
@@ -127,6 +141,7 @@ if __name__ == "__main__":
     is_enabled_at_start()
     has_no_faults()
     c_has_a_library()
+    programs_are_watched()
     ends_quietly()
     commands_run()
     print(f"gpupool {gpupool.__version__} works from {Path(gpupool.__file__).parent}")

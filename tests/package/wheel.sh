@@ -14,10 +14,10 @@ mkdir -p "$out"
 PATH=$PWD/.venv/bin:$PATH # zig looks for `python3 -m ziglang`
 
 # What comes along beside the sources is there only while the wheel is built, since it could be older than these.
-libraries=(python/gpupool/_torch/allocator-*.so python/gpupool/_rmm/resource-*.so python/gpupool/lib/*.so.*)
-trap 'rm -f python/gpupool/_torch/allocator-*.so python/gpupool/_rmm/resource-*.so python/gpupool/lib/*.so.* .venv/library' EXIT
+libraries=(python/gpupool/_torch/allocator-*.so python/gpupool/_rmm/resource-*.so python/gpupool/lib/*.so*)
+trap 'rm -f python/gpupool/_torch/allocator-*.so python/gpupool/_rmm/resource-*.so python/gpupool/lib/*.so* .venv/library' EXIT
 rm -f "${libraries[@]}"
-expected=(libgpupool.so.0)
+expected=(libgpupool.so.0 libgpupool_watch.so)
 
 # The libraries of PyTorch's allocator and the modules for RMM are there for x86-64 alone; elsewhere they are compiled at
 # first use. Python without a GIL loads no module of the stable ABI, and RMM has no wheels for it.
@@ -34,7 +34,10 @@ fi
 CARGO_PROFILE_RELEASE_STRIP=symbols \
   cargo zigbuild --quiet --release --features c-api --target "$target.2.28" --target-dir target/c
 install -D "target/c/$target/release/libgpupool.so" python/gpupool/lib/libgpupool.so.0
-.venv/bin/python tests/package/allocators.py --check python/gpupool/lib/libgpupool.so.0
+# What is loaded into other programs, too: zig links it with an unwinder that none of these gets to see.
+cargo zigbuild --quiet --release --manifest-path crates/watch/Cargo.toml --target "$target.2.28" --target-dir target/watch
+install -D "target/watch/$target/release/libgpupool_watch.so" python/gpupool/lib/libgpupool_watch.so
+for library in python/gpupool/lib/*.so*; do .venv/bin/python tests/package/allocators.py --check "$library"; done
 
 # zig links against the glibc that is asked for; maturin then checks the symbols.
 options=(--release --quiet --zig --compatibility manylinux_2_28 --out "$out")

@@ -59,6 +59,11 @@ def build_nvml(folder: Path, *flags: str) -> Path:
     return compile_double("libnvidia-ml.c", folder / "libnvidia-ml.so.1", *flags)
 
 
+def build_holder(file: Path) -> Path:
+    """Build a library that takes device memory for itself, under any name."""
+    return compile_double("holder.c", file)
+
+
 def build_nvtx(file: Path) -> Path:
     """Build a profiler's library, for NVTX_INJECTION64_PATH."""
     return compile_double("nvtx.c", file)

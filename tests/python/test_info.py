@@ -289,6 +289,7 @@ def test_what_cudas_driver_tells_of_a_device(cuda):
         "is_rdma": False,
         "total_bytes": 1 << 30,
         "neighbours": None,
+        "holders": {},
         "error": None,
     }
     assert (second["ordinal"], second["pci_bus_id"]) == (1, "0000:19:00.0")

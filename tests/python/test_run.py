@@ -3,13 +3,21 @@
 import contextlib
 import json
 import os
+import signal
+import struct
 import subprocess
 import sys
+import types
 import zipfile
+from pathlib import Path
 
 import forks
+import gpupool
 import pytest
+from abi import build_driver, build_holder
+from gpupool._run import watching
 from running import PROGRAMS, SHARED
+from watched import watch_library
 
 FOLDER = PROGRAMS / "run"
 ENDS, TOLD = FOLDER / "ends.py", FOLDER / "told.py"
@@ -236,3 +244,185 @@ def test_a_directory_for_neighbours_that_is_not_there_is_told_before_the_program
     for name, why in (("none", "No such file or directory"), ("a.txt", "Not a directory")):
         done = start_ours(f"--neighbours={name}", ENDS, "well", folder=tmp_path)
         assert (done.returncode, done.stdout, done.stderr) == (1, "", f"gpupool: {name}: {why}\n")
+
+
+@pytest.fixture
+def watch():
+    """Return the library that watches, or skip."""
+    return str(watch_library())
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        (None, "{watch}"),
+        ("", "{watch}"),
+        ("{own} libm.so.6", "{watch}:{own}:libm.so.6"),
+        ("libm.so.6 {watch}", "libm.so.6 {watch}"),
+    ],
+)
+def test_a_watched_program_is_started_as_without(before, expected, watch, tmp_path):
+    """What the loader has before comes after, and a process that has the library is not started again."""
+    own = build_holder(tmp_path / "own.so")
+    (tmp_path / "a.py").write_text(
+        "import json, os, sys, gpupool\n"
+        "print(json.dumps([os.environ.get('LD_PRELOAD'), sys.argv, sys.flags.dev_mode, sys.flags.ignore_environment,\n"
+        "                  sys._xoptions, sys.warnoptions, gpupool._native.is_watched(), sorted(os.environ)]))\n"
+    )
+    variables = {} if before is None else {"LD_PRELOAD": before.format(own=own, watch=watch)}
+    flags = ("-X", "dev", "-X", "own=1", "-W", "error::UserWarning")
+    told = []
+    for options in ((), ("--watch",)):
+        done = start(*flags, "-m", "gpupool", "run", *options, "a.py", "--watch", "b c", folder=tmp_path, **variables)
+        assert (done.returncode, done.stderr) == (0, "")
+        told.append(json.loads(done.stdout))
+    (_, *plain, _, names), (preload, *watched, is_watched, watched_names) = told
+    assert (watched, is_watched) == (plain, True)
+    assert set(watched_names) == {*names, "LD_PRELOAD"}
+    assert preload == expected.format(own=own, watch=watch)
+
+
+@pytest.fixture
+def holding(watch, tmp_path):
+    """Write a program that takes device memory by a library of its own; return the variables that it runs with."""
+    build_driver(tmp_path)
+    build_holder(tmp_path / "libnccl.so.2")
+    (tmp_path / "a.py").write_text(
+        "import ctypes, sys\n"
+        "driver, context = ctypes.CDLL('libcuda.so.1'), ctypes.c_void_p()\n"
+        "assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == driver.cuCtxSetCurrent(context) == 0\n"
+        "library = ctypes.CDLL('./libnccl.so.2')\n"
+        "library.hold.restype, library.let_go.argtypes = ctypes.c_size_t, [ctypes.c_size_t]\n"
+        "assert library.let_go(library.hold(30 << 20)) == 0\n"
+        "assert library.hold(5 << 20)\n"
+        "print(sys.argv)\n"
+    )
+    return {"folder": tmp_path, "GPUPOOL_RUNTIME": "cuda", "LD_LIBRARY_PATH": str(tmp_path), "FAKE_VMM": "1"}
+
+
+@pytest.mark.parametrize(("options", "expected"), [((), []), (("--report",), ["NCCL 5.0 MiB 30.0 MiB"])])
+@pytest.mark.parametrize("place", ["by its path", "on the path"])
+def test_a_program_that_is_not_pythons_is_watched_too(place, options, expected, holding, tmp_path):
+    """The program is the interpreter, for which that is no program of Python's."""
+    (tmp_path / "bin").mkdir()
+    server = tmp_path / "bin" / "server"
+    server.symlink_to(sys.executable)
+    target = server if place == "by its path" else server.name
+    search = f"{server.parent}{os.pathsep}{os.environ['PATH']}"
+    done = start("-m", "gpupool", "run", "--watch", *options, target, "-S", "a.py", "--report", PATH=search, **holding)
+    assert (done.returncode, done.stdout) == (0, "['a.py', '--report']\n")
+    lines = [" ".join(line.split()) for line in done.stderr.splitlines()]
+    assert [line for line in lines if line.startswith("NCCL")] == expected
+    assert bool(lines) == bool(expected)
+
+
+def test_a_program_that_is_not_pythons_gets_its_variables_and_signals(watch):
+    told = "echo $GPUPOOL_ENABLE; echo $GPUPOOL_NEIGHBOUR_NAME; echo $LD_PRELOAD; grep SigIgn /proc/self/status"
+    done = start_ours("--watch", "--cupy", "--name", "a b", "sh", "-c", told)
+    assert (done.returncode, done.stderr) == (0, "")
+    enabled, name, preload, ignored = done.stdout.splitlines()
+    assert (enabled, name, preload) == ("cupy", "a b", watch)
+    # Python ignores these.
+    bits = [1 << (number - 1) for number in (signal.SIGPIPE, signal.SIGXFSZ)]
+    assert int(ignored.split()[1], 16) & sum(bits) == 0
+
+
+def test_the_report_of_a_watched_program_says_who_held_what(holding):
+    done = start("-m", "gpupool", "run", "--watch", "--report", "a.py", GPUPOOL_WATCH_REPORT="1", **holding)
+    assert (done.returncode, done.stdout) == (0, "['a.py']\n")
+    lines = [" ".join(line.split()) for line in done.stderr.splitlines()]
+    # gpupool's report alone.
+    assert lines[0].startswith("gpupool run: a.py, ")
+    assert [line for line in lines if "MiB" in line] == ["NCCL 30.0 MiB, 5.00 MiB at the end"]
+    assert lines[2:4] == ["gpupool was asked for no memory and for no handle", "device 0, double"]
+
+
+def elf(path, *, machine=None, interpreter="/lib64/ld-linux-x86-64.so.2"):
+    """Write the beginning of a program: its header, and a segment that names its loader if it has one."""
+    head = bytearray(Path(sys.executable).read_bytes()[:64])
+    name = b"" if interpreter is None else interpreter.encode() + b"\0"
+    head[32:40], head[54:58] = struct.pack("<Q", 64), struct.pack("<HH", 56, 1)
+    if machine is not None:
+        head[18:20] = struct.pack("<H", machine)
+    kind = 1 if interpreter is None else 3
+    path.write_bytes(bytes(head) + struct.pack("<IIQQQQQQ", kind, 4, 120, 0, 0, len(name), len(name), 1) + name)
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("made", "mode", "why"),
+    [
+        ({"interpreter": None}, 0o755, "is statically linked"),
+        ({"interpreter": "/lib/ld-musl-x86_64.so.1"}, 0o755, "is for musl, by /lib/ld-musl-x86_64.so.1"),
+        ({}, 0o4755, "gets rights beyond those of its user"),
+        ({}, 0o2755, "gets rights beyond those of its user"),
+        ({"machine": 8}, 0o755, "is no program for the same kind of machine as this gpupool"),
+    ],
+)
+def test_a_program_that_cannot_be_watched(made, mode, why, watch, tmp_path):
+    path = elf(tmp_path / "server", **made)
+    path.chmod(mode)
+    done = start_ours("--watch", path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"gpupool: --watch cannot watch {path}: it {why}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_program_that_cannot_be_executed_is_told(watch, tmp_path):
+    path = elf(tmp_path / "server")
+    path.chmod(0o644)
+    done = start_ours("--watch", path)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"gpupool: {path}: Permission denied\n")
+
+
+def test_a_snapshot_is_of_python_programs(tmp_path):
+    done = start_ours("--watch", "--snapshot", tmp_path / "a.pickle", sys.executable)
+    assert done.returncode == 2
+    assert f"--snapshot is for Python programs, and {sys.executable} is none" in done.stderr
+
+
+def test_a_program_that_is_not_pythons_is_no_program_without_being_watched():
+    done = start_ours(sys.executable)
+    assert done.returncode == 1
+    assert done.stderr.startswith("SyntaxError: ")
+
+
+@pytest.fixture
+def executed(monkeypatch):
+    """Return what would have been executed, each time that something would have been, and execute nothing."""
+    found = []
+    monkeypatch.setattr(os, "execve", lambda *command: found.append(command))
+    yield found
+    # These are Python's own choices, which an execution takes back.
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+
+@pytest.mark.parametrize(
+    ("folder", "platform", "why"),
+    [
+        ("no library", "linux", "/no library/lib/libgpupool_watch.so, which is missing: .* run `make library`"),
+        ("a folder", "linux", "LD_PRELOAD takes no path with spaces or colons: install gpupool elsewhere"),
+        ("plain", "darwin", "--watch needs Linux, and this is darwin"),
+    ],
+)
+def test_a_library_that_cannot_be_loaded(folder, platform, why, executed, monkeypatch, tmp_path):
+    if folder == "a folder":
+        (tmp_path / folder / "lib").mkdir(parents=True)
+        (tmp_path / folder / "lib" / "libgpupool_watch.so").touch()
+    monkeypatch.setattr(gpupool, "__file__", str(tmp_path / folder / "__init__.py"))
+    monkeypatch.setattr(watching, "sys", types.SimpleNamespace(platform=platform))
+    with pytest.raises(gpupool.Error, match=why):
+        watching.execute(sys.executable, ["python"], has_report=False)
+    assert executed == []
+
+
+def test_a_process_that_the_library_does_not_get_into_is_not_started_for_ever(watch, executed, monkeypatch):
+    watching.begin_anew(has_report=False)
+    [(path, arguments, environment)] = executed
+    assert (path, arguments) == (sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    monkeypatch.setattr(os, "environ", environment)
+    with pytest.raises(gpupool.Error, match=f"the loader has not loaded {watch}"):
+        watching.begin_anew(has_report=False)
+    assert len(executed) == 1

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 # torch.cuda.memory._snapshot() of PyTorch 2.11 to 2.15, and what gpupool adds: torch/csrc/cuda/Module.cpp.
 TOP = {"segments", "device_traces", "allocator_settings", "external_annotations"}
 # What gpupool adds.
-OWN = {"pinned_segments", "pinned_trace", "handle_events"}
+OWN = {"pinned_segments", "pinned_trace", "handle_events", "holders"}
 SEGMENT = {
     "device",
     "address",

@@ -4,16 +4,20 @@ import ctypes
 import dataclasses
 import gc
 import json
+import shutil
 import sys
 import types
 
 import gpupool
 import pytest
-from abi import build_driver
+from abi import build_driver, build_holder, build_nvml
 from c_table import function
-from running import run_program
+from forks import run_program as run_watched
+from running import functions_of, run_program
+from watched import watch_library
 
 MIB = 1 << 20
+WATCHED = "telling/watched.py"
 
 
 @pytest.fixture
@@ -25,6 +29,25 @@ def check(tmp_path):
     build_driver(tmp_path)
     driver = {"GPUPOOL_RUNTIME": None, "LD_LIBRARY_PATH": str(tmp_path), "FAKE_VMM": "1", "FAKE_DEVICES": "2"}
     return lambda what: run_program("telling/summaries_of_frameworks.py", what, **driver)
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory):
+    """Return the environment of a watched process on the double of the driver, with libraries that take memory."""
+    folder = tmp_path_factory.mktemp("watched")
+    build_driver(folder)
+    build_nvml(folder)
+    holder = build_holder(folder / "holders" / "libnccl.so.2")
+    for name in ("libc10_cuda.so", "own.so", "live", "a\nb\x1b[31m.so"):
+        shutil.copy(holder, holder.with_name(name))
+    return {
+        "GPUPOOL_RUNTIME": None,
+        "LD_LIBRARY_PATH": str(folder),
+        "LD_PRELOAD": str(watch_library()),
+        "HOLDERS": str(folder / "holders"),
+        "FAKE_VMM": "1",
+        "FAKE_DEVICES": "2",
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -232,6 +255,24 @@ def test_peaks_are_reset_for_one_pool(nothing_left):
 )
 def test_frameworks_are_asked(check, what):
     check(what)
+
+
+# What used memory there is, and what of it NVML counts for the process.
+USED = {"FAKE_FREE_MIB": str(1024 - 300)}
+OF_NVML = {**USED, "FAKE_PROCESS_MIB": "100"}
+VARIABLES = {
+    "what_nvml_counts_tells_contexts_from_other_processes": OF_NVML,
+    "a_series_has_one_value": OF_NVML,
+    "without_nvml_contexts_are_among_the_others": USED,
+    "what_nobody_watches_says_how_to": {**USED, "LD_PRELOAD": None},
+}
+
+
+@pytest.mark.parametrize("what", functions_of(WATCHED))
+def test_a_process_that_is_watched(what, watched):
+    if what == "a_series_has_one_value":
+        pytest.importorskip("prometheus_client")
+    run_watched(WATCHED, what, **{**watched, **VARIABLES.get(what, {})})
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def neighbour(pid=1, name="one", device=0, reserved=0, **more):
     told = dict.fromkeys(
         (f"{name}_bytes" for name in ("live", "free", "asleep", "discardable", "offered", "claimed")), 0
     )
-    told |= {"guarantee": 0, "most": None, "priority": 0, "system_limit": None, "pools": None}
+    told |= {"guarantee": 0, "most": None, "priority": 0, "system_limit": None, "pools": None, "holder_bytes": None}
     told |= {"pid": pid, "name": name, "device": device, "reserved_bytes": reserved}
     return SimpleNamespace(**told | more)
 
@@ -94,6 +94,13 @@ def test_what_has_no_gpupool_is_what_the_driver_counts_beyond_the_neighbours(tel
     assert [process.pid for process in first.processes] == [1, 2]
     # Nothing is less than nothing, where processes have grown since they told.
     assert (second.used_bytes, second.others_bytes) == (0, 0)
+
+
+def test_what_a_process_tells_of_its_libraries_is_no_others(tell, driver):
+    tell(neighbour(1, reserved=2 * GIB, holder_bytes=GIB), neighbour(2, reserved=3 * GIB))
+    driver(device_0=info(free=9 * GIB), device_1=info(free=16 * GIB))
+    device = Watch().look().devices[0]
+    assert (device.used_bytes, device.others_bytes) == (7 * GIB, GIB)
 
 
 def test_memory_that_the_driver_does_not_count_is_unknown(tell, driver):
@@ -221,6 +228,7 @@ def test_the_table_has_all_columns_where_there_is_room():
         live_bytes=4 * GIB,
         free_bytes=GIB,
         asleep_bytes=3 * GIB,
+        holder_bytes=1536 * MIB,
         discardable_bytes=MIB,
         offered_bytes=2 * MIB,
         claimed_bytes=512 * MIB,
@@ -231,8 +239,8 @@ def test_the_table_has_all_columns_where_there_is_room():
     )
     title, *lines = as_text(snapshot(process), View(), None).splitlines()
     assert re.fullmatch(r"gpupool 1\.2, cuda, \d\d:\d\d:\d\d, by reserved", title)
-    heads = "    PID NAME                                     RESERVED  LIVE  FREE ASLEEP DISCARD OFFERED CLAIMED"
-    row = "   1234 trainer                                     5.00G 4.00G 1.00G  3.00G   1.00M   2.00M    512M"
+    heads = "    PID NAME                                     RESERVED  LIVE  FREE ASLEEP  LIBS DISCARD OFFERED CLAIMED"
+    row = "   1234 trainer                                     5.00G 4.00G 1.00G  3.00G 1.50G   1.00M   2.00M    512M"
     assert lines == [
         f"{heads} GUARANTEE  MOST LIMIT PRIORITY",
         "0: 4.00 GiB of 16.0 GiB used [#####...............] 12.0 GiB free, 512 MiB claimed, GPU",
@@ -268,6 +276,7 @@ def test_narrow_terminals_lose_the_least_important_columns_first():
         "guarantee",
         "discardable",
         "claimed",
+        "libraries",
         "most",
         "asleep",
         "free",
@@ -275,10 +284,17 @@ def test_narrow_terminals_lose_the_least_important_columns_first():
         "live",
     ]
     assert every == {"name", "reserved"}
-    assert {column.key for column in columns.shown(80)} == {*columns.KEYS} - {"limit", "priority", "offered"}
+    assert {column.key for column in columns.shown(80)} == {*columns.KEYS} - {
+        "limit",
+        "priority",
+        "offered",
+        "guarantee",
+    }
 
 
-@pytest.mark.parametrize(("room", "length"), [(None, 40), (200, 109), (100, 15), (97, 12), (50, 14), (21, 12), (15, 6)])
+@pytest.mark.parametrize(
+    ("room", "length"), [(None, 40), (200, 103), (106, 15), (103, 12), (50, 14), (21, 12), (15, 6)]
+)
 def test_names_get_the_room_that_is_left_and_are_cut_to_it(room, length):
     process = Holder(name="n" * 200, pid=1, reserved_bytes=GIB)
     assert f" {'n' * (length - 1)}… " in f" {as_text(snapshot(process), View(), room)}".replace("\n", " ")
@@ -390,7 +406,7 @@ def test_once_is_as_wide_as_columns_says(tell, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     assert main(["top", "--once"]) == 0
     heading = capsys.readouterr().out.splitlines()[1]
-    assert heading.split() == ["PID", "NAME", "RESERVED", "LIVE", "FREE", "ASLEEP", "MOST"]
+    assert heading.split() == ["PID", "NAME", "RESERVED", "LIVE", "FREE", "ASLEEP", "LIBS", "MOST"]
 
 
 def test_json_of_one_look(tell, capsys):
@@ -411,6 +427,7 @@ def test_json_of_one_look(tell, capsys):
         "live_bytes": 0,
         "free_bytes": 0,
         "asleep_bytes": 0,
+        "holder_bytes": None,
         "discardable_bytes": 0,
         "offered_bytes": 0,
         "claimed_bytes": 0,

@@ -3,6 +3,8 @@
 What is C, C++ or Rust checks itself what it sees; it is in tests/watch.
 """
 
+import re
+
 import pytest
 from watched import Watched, as_macro, cases_of, known_calls
 
@@ -94,3 +96,44 @@ def gives(echo):
 @pytest.mark.parametrize("case", cases_of("gives.c"))
 def test_who_gives_way_is_asked_before_a_call_fails(echo, gives, case):
     echo.run(gives, case)
+
+
+@pytest.fixture(scope="module")
+def users(echo):
+    """Build libraries that take memory."""
+    echo.build("runtime.c", "libcudart-d0da41ae.so.11.0")
+    echo.build("user.c", "libuser_driver.so", needs=("libcuda.so.1",))
+    echo.build("user.c", "libuser_runtime.so", "-DRUNTIME", needs=("libcudart.so.12",))
+    echo.build("user.c", "libuser_renamed.so", "-DRUNTIME", needs=("libcudart-d0da41ae.so.11.0",))
+    echo.build("who.c", "who")
+    echo.build("lives.c", "lives", needs=("libcuda.so.1",))
+
+
+@pytest.mark.usefixtures("users")
+@pytest.mark.parametrize("case", cases_of("who.c"))
+def test_memory_is_of_the_file_that_asked_for_it(echo, case):
+    echo.run("who", case)
+
+
+# How many reports a case prints, other than one.
+REPORTS = {"it_takes_none": 0}
+
+
+@pytest.mark.usefixtures("users")
+@pytest.mark.parametrize("case", cases_of("lives.c"))
+def test_processes_that_fork_or_become_others_or_end(echo, case):
+    done = echo.start("lives", case, GPUPOOL_WATCH_REPORT="1")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("gpupool: GPU memory of ") == REPORTS.get(case, 1), done.stderr
+
+
+@pytest.mark.usefixtures("users")
+@pytest.mark.parametrize("value", ["1", "0", "", None])
+def test_the_report_is_printed_where_it_is_asked_for(echo, value):
+    done = echo.start("lives", "it_ends_with_memory", **({} if value is None else {"GPUPOOL_WATCH_REPORT": value}))
+    name = re.escape(str(echo.folder / "lives"))
+    expected = rf"""gpupool: GPU memory of {name} \(process \d+\)
+device 0 {"now":>35} {"peak":>12}
+  lives {"1.5 MiB":>36} {"6.5 MiB":>12}
+"""
+    assert re.fullmatch(expected if value == "1" else "", done.stderr), done.stderr

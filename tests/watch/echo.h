@@ -9,7 +9,7 @@ typedef struct {
   int calls;
   // What is answered.
   int status;
-  // What a call that succeeds writes to the place that its first argument is; 0 writes nothing.
+  // What an allocation that succeeds writes to the place that its first argument is; 0 writes nothing.
   size_t gives;
   // Called before a call returns.
   void (*meanwhile)(void);

@@ -2,19 +2,47 @@
 //! defines a symbol. The linker's own functions would answer for the caller, which is this library, and take the lock
 //! that a library under construction holds.
 
+use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem;
 use std::ops::Range;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use libc::{PT_DYNAMIC, PT_LOAD, dl_phdr_info};
-
-#[cfg(target_pointer_width = "64")]
-use libc::{Elf64_Phdr as Segment, Elf64_Sym as Symbol};
+use libc::{Elf64_Phdr as Segment, Elf64_Sym as Symbol, PT_DYNAMIC, PT_LOAD, dl_phdr_info};
 
 const DT_NULL: usize = 0;
 const DT_STRTAB: usize = 5;
 const DT_SYMTAB: usize = 6;
 const DT_GNU_HASH: usize = 0x6fff_fef5;
+
+/// Held to read while the linker is asked, so that no child finds its lock held for ever, and to write across a fork. Nothing
+/// waits for memory meanwhile: another's handler of the same fork may have locked what gives it.
+static ASKED: RwLock<()> = RwLock::new(());
+
+struct Kept(UnsafeCell<Option<RwLockWriteGuard<'static, ()>>>);
+
+// SAFETY: it is used only by the thread that holds the lock.
+unsafe impl Sync for Kept {}
+
+static KEPT: Kept = Kept(UnsafeCell::new(None));
+
+/// Held while the linker is asked, of which no part asks it again.
+pub(crate) fn asking() -> RwLockReadGuard<'static, ()> {
+    ASKED.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits until nobody asks the linker, and keeps all out.
+pub(crate) fn keep_out() {
+    let kept = ASKED.write().unwrap_or_else(PoisonError::into_inner);
+    // SAFETY: the thread holds the lock.
+    unsafe { *KEPT.0.get() = Some(kept) };
+}
+
+/// Ends that, on the same thread.
+pub(crate) fn let_in() {
+    // SAFETY: the thread holds the lock.
+    drop(unsafe { (*KEPT.0.get()).take() });
+}
 
 /// An object in the order in which they were loaded, which is the order in which the linker looks for a symbol.
 #[derive(Clone, Copy)]
@@ -26,7 +54,7 @@ pub(crate) struct Object {
     pub(crate) changes: u64,
 }
 
-/// Calls a function with each object, until it returns something.
+/// Calls a function with each object, until it returns something. The function may not wait for memory.
 pub(crate) fn each<R>(mut call: impl FnMut(Object) -> Option<R>) -> Option<R> {
     struct Search<'a, R> {
         call: &'a mut dyn FnMut(Object) -> Option<R>,
@@ -42,6 +70,7 @@ pub(crate) fn each<R>(mut call: impl FnMut(Object) -> Option<R>) -> Option<R> {
         search.found.is_some().into()
     }
     let mut search = Search { call: &mut call, found: None };
+    let _asking = asking();
     // SAFETY: `step` is called before this returns, with the search.
     unsafe { libc::dl_iterate_phdr(Some(step::<R>), (&raw mut search).cast()) };
     search.found
@@ -57,13 +86,19 @@ impl Object {
         unsafe { CStr::from_ptr(self.name) }
     }
 
+    /// Returns where something is that the file has at an address; the base is negative where it is loaded below that.
+    fn at(&self, address: usize) -> usize {
+        self.base.wrapping_add(address)
+    }
+
     /// Returns the addresses from its first to its last byte.
     pub(crate) fn range(&self) -> Range<usize> {
         let loaded = self.segments.iter().filter(|segment| segment.p_type == PT_LOAD);
         let (mut first, mut end) = (usize::MAX, 0);
         for segment in loaded {
-            first = first.min(self.base + segment.p_vaddr as usize);
-            end = end.max(self.base + (segment.p_vaddr + segment.p_memsz) as usize);
+            let start = self.at(segment.p_vaddr as usize);
+            first = first.min(start);
+            end = end.max(start.saturating_add(segment.p_memsz as usize));
         }
         first..end
     }
@@ -71,13 +106,13 @@ impl Object {
     /// Returns the address at which it defines a function.
     pub(crate) fn definition(&self, name: &CStr) -> Option<usize> {
         let dynamic = self.segments.iter().find(|segment| segment.p_type == PT_DYNAMIC)?;
-        let mut entry = (self.base + dynamic.p_vaddr as usize) as *const [usize; 2];
+        let mut entry = self.at(dynamic.p_vaddr as usize) as *const [usize; 2];
         let (mut strings, mut symbols, mut hash) = (0, 0, 0);
         loop {
             // SAFETY: the linker has loaded this section, which ends with DT_NULL.
             let [tag, value] = unsafe { *entry };
             // The linker has added the base, but not for what the kernel provides.
-            let address = if value < self.base { value + self.base } else { value };
+            let address = if value < self.base { self.at(value) } else { value };
             match tag {
                 DT_NULL => break,
                 DT_STRTAB => strings = address,
@@ -93,7 +128,7 @@ impl Object {
         }
         // SAFETY: the three are the addresses of the tables of a loaded object.
         unsafe { look_up(name, strings as *const c_char, symbols as *const Symbol, hash as *const u32) }
-            .map(|offset| self.base + offset)
+            .map(|offset| self.at(offset))
     }
 }
 

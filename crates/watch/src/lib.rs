@@ -3,13 +3,15 @@
 //! left, and gpupool is in the process, that gives back what it has free, and the call is made again.
 //!
 //! It is in programs that know nothing of it: it replaces none of the driver's memory, changes no context, capture mode or
-//! error of theirs, and holds no lock while the driver or gpupool is called. A forked child only passes calls on.
+//! error of theirs, and holds no lock while the driver or gpupool is called. The child of a process that had counted some only passes
+//! calls on.
 
-#![cfg(all(target_os = "linux", target_pointer_width = "64"))]
+#![cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 
 mod calls;
 mod driver;
 mod elf;
+mod fork;
 mod holders;
 mod lookup;
 mod members;

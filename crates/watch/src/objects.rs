@@ -22,8 +22,8 @@ struct Objects {
 
 static OBJECTS: RwLock<Objects> = RwLock::new(Objects { changes: 0, ranges: Vec::new(), files: Vec::new() });
 
-/// Those that call for others, by how their files' names begin.
-const FOR_OTHERS: [&[u8]; 3] = [b"libcuda.so", b"libcudart.so", b"libgpupool_watch.so"];
+/// Those that call for others, by how their files' names begin. Wheels have a runtime with a digest in its name.
+const FOR_OTHERS: [&[u8]; 4] = [b"libcuda.so", b"libcudart.so", b"libcudart-", b"libgpupool_watch.so"];
 
 /// Names that are better known than those of the files, by how these begin.
 const NAMES: [(&[u8], &CStr); 21] = [
@@ -71,18 +71,39 @@ pub(crate) fn caller(address: usize) -> Option<FileId> {
 
 /// Takes up what is loaded now. The linker's lock and this list's are not held together.
 fn look_again() {
-    let (mut changes, mut loaded) = (0, Vec::new());
-    elf::each(|object| {
-        changes = object.changes;
-        loaded.push((object.range(), object.path().to_owned()));
-        None::<()>
-    });
+    let (mut changes, mut loaded, mut paths) = (0, Vec::<(Range<usize>, Range<usize>)>::new(), Vec::new());
+    // While the linker is asked there is no more room to be had for what it tells.
+    loop {
+        let (mut count, mut length) = (0, 0);
+        elf::each(|object| {
+            (count, length) = (count + 1, length + object.path().count_bytes());
+            None::<()>
+        });
+        loaded.reserve(count);
+        paths.reserve(length);
+        let is_more = elf::each(|object| {
+            let path = object.path().to_bytes();
+            if loaded.len() == loaded.capacity() || paths.capacity() - paths.len() < path.len() {
+                return Some(());
+            }
+            changes = object.changes;
+            loaded.push((object.range(), paths.len()..paths.len() + path.len()));
+            paths.extend_from_slice(path);
+            None
+        });
+        if is_more.is_none() {
+            break;
+        }
+        loaded.clear();
+        paths.clear();
+    }
     loaded.sort_unstable_by_key(|(range, _)| range.start);
     let program = std::env::current_exe().ok().and_then(|path| CString::new(path.as_os_str().as_bytes()).ok());
     let mut objects = OBJECTS.write().unwrap_or_else(PoisonError::into_inner);
     let mut ranges = Vec::with_capacity(loaded.len());
     for (range, path) in loaded {
-        let path = if path.is_empty() { program.clone().unwrap_or_default() } else { path };
+        let path = CString::new(&paths[path]).ok().filter(|path| !path.is_empty()).or_else(|| program.clone());
+        let path = path.unwrap_or_default();
         let calls_for_others = FOR_OTHERS.iter().any(|name| file_name(&path).starts_with(name));
         ranges.push((range, (!calls_for_others).then(|| objects.file(path))));
     }
@@ -139,6 +160,8 @@ fn walk(mut has_found: impl FnMut(usize) -> bool) {
         if has_found(address) { END } else { GO_ON }
     }
     let mut has_found: &mut dyn FnMut(usize) -> bool = &mut has_found;
+    // Unwinding asks the linker, of some versions under its lock.
+    let _asking = elf::asking();
     // SAFETY: `step` is called before this returns, with the closure.
     unsafe { _Unwind_Backtrace(step, (&raw mut has_found).cast()) };
 }

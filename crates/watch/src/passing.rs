@@ -3,13 +3,11 @@
 
 use std::cell::Cell;
 use std::ffi::c_int;
-use std::sync::Once;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::calls::{Arguments, Call, Kind, Place};
 use crate::driver::{self, NOT_FOUND, OUT_OF_MEMORY, SUCCESS};
 use crate::holders::{self, Block, Leaving};
-use crate::{lookup, members, objects};
+use crate::{fork, lookup, members, objects};
 
 /// What is asked for besides what is missing, in turn: the driver may need some for itself, or in one piece. The first is
 /// what calls are given whose need nobody tells: code and contexts take some hundred megabytes at most.
@@ -49,21 +47,6 @@ impl Drop for Giving {
     }
 }
 
-/// Whether this is a forked child, in which a lock may be held for ever.
-static IS_FORKED: AtomicBool = AtomicBool::new(false);
-
-fn is_forked() -> bool {
-    extern "C" fn in_child() {
-        IS_FORKED.store(true, Ordering::Relaxed);
-    }
-    static WATCHED: Once = Once::new();
-    // SAFETY: the handler writes to an atomic, which is allowed between fork and exec.
-    WATCHED.call_once(|| unsafe {
-        libc::pthread_atfork(None, None, Some(in_child));
-    });
-    IS_FORKED.load(Ordering::Relaxed)
-}
-
 /// Passes a call on.
 ///
 /// # Safety
@@ -83,7 +66,8 @@ pub(crate) unsafe fn pass(call: &Call, target: usize, arguments: &Arguments, cal
         let status = pass_on();
         return if status == OUT_OF_MEMORY { needed(place, arguments, pass_on) } else { status };
     }
-    if INSIDE.get() == Inside::Call || is_forked() {
+    // Who only finds functions holds no lock.
+    if INSIDE.get() == Inside::Call || (!matches!(call.kind, Kind::Find) && fork::is_forked()) {
         return pass_on();
     }
     let inside = || {
@@ -102,7 +86,7 @@ type Function =
 /// Makes a call again that found no memory for what it does.
 #[cold]
 fn needed(place: Place, arguments: &Arguments, pass_on: impl Fn() -> c_int) -> c_int {
-    if is_forked() {
+    if fork::is_forked() {
         return OUT_OF_MEMORY;
     }
     let device = match place {

@@ -1,21 +1,20 @@
 //! The report of a program that asked for it by `GPUPOOL_WATCH_REPORT`, on standard error as it ends: before the driver's own
 //! end, so that NVML still counts the process.
 
-use std::ffi::CStr;
 use std::fmt::Write;
 use std::sync::Once;
 
-use crate::{driver, holders, members, objects};
+use crate::{driver, fork, holders, members, objects};
 
-const VARIABLE: &CStr = c"GPUPOOL_WATCH_REPORT";
+const VARIABLE: &str = "GPUPOOL_WATCH_REPORT";
 
 /// Has the report written at the end of the process, if one is wanted. Called once the driver has begun, whose own end was
 /// registered before, and so comes after.
 pub(crate) fn prepare() {
     static PREPARED: Once = Once::new();
     PREPARED.call_once(|| {
-        // SAFETY: the name is a string; the answer is only compared with null.
-        if !unsafe { libc::getenv(VARIABLE.as_ptr()) }.is_null() {
+        // As gpupool's switches: 1 is on, what is empty is not set.
+        if std::env::var_os(VARIABLE).is_some_and(|value| value == "1") {
             // SAFETY: the function takes and returns nothing, and this library is never unloaded.
             unsafe { libc::atexit(write) };
         }
@@ -23,6 +22,10 @@ pub(crate) fn prepare() {
 }
 
 extern "C" fn write() {
+    // A child ends as its parent would, whose report it is.
+    if fork::is_forked() {
+        return;
+    }
     let mut text = String::new();
     let program = std::env::args_os().next().unwrap_or_default();
     let _ = writeln!(text, "gpupool: GPU memory of {} (process {})", program.to_string_lossy(), std::process::id());

@@ -33,7 +33,9 @@ def add(commands: Any) -> None:
         "run",
         allow_abbrev=False,
         help="run an unchanged program on gpupool, and report what that saves",
-        usage="gpupool run [options] SCRIPT [ARGUMENT ...]\n       gpupool run [options] -m MODULE [ARGUMENT ...]",
+        usage="gpupool run [options] SCRIPT [ARGUMENT ...]\n"
+        "       gpupool run [options] -m MODULE [ARGUMENT ...]\n"
+        "       gpupool run --watch [options] PROGRAM [ARGUMENT ...]",
         description="Run a Python program as `python` does, and enable gpupool for each framework when the program "
         "imports it; no framework is imported otherwise. Without an option that names frameworks, all are enabled.",
         epilog=f"Python programs that this one starts use gpupool too, by {_gpupool_enable.VARIABLE}; report and "
@@ -45,6 +47,12 @@ def add(commands: Any) -> None:
     for name in sorted(_gpupool_enable.FRAMEWORKS.values()):
         parser.add_argument(f"--{name.replace('_', '-')}", action="store_true", help=f"enable {name}")
     parser.add_argument("--report", action="store_true", help="report on standard error, at the end")
+    parser.add_argument(
+        "--watch",
+        action="store_true",
+        help="count what other libraries hold of CUDA devices, and give memory back before a request of theirs fails; "
+        "the program, a Python program or an executable file, is started with libgpupool_watch.so",
+    )
     parser.add_argument("--snapshot", metavar="FILE", help="record from the start, and write a snapshot at the end")
     parser.add_argument(
         "--max-entries",
@@ -79,14 +87,19 @@ def prepare(parser: argparse.ArgumentParser, options: argparse.Namespace, comman
     """Check the options and make everything ready; return what runs the program, and raises what that raises."""
     if command is None:
         parser.error("name a script, or a module after -m")
+    file = _watched_file(parser, options, command) if options.watch else None
     _neighbours.prepare(parser, options, command.target)
     every = set(_gpupool_enable.FRAMEWORKS.values())
     names = every if options.all else {name for name in every if getattr(options, name)} or every
+    inherited = _gpupool_enable.parse(os.environ.get(_gpupool_enable.VARIABLE, ""))[0]
+    os.environ[_gpupool_enable.VARIABLE] = ",".join(sorted(names | inherited))
+    if file is not None:
+        from gpupool._run import watching
+
+        watching.execute(file, [command.target, *command.arguments], has_report=options.report)
     _ending.prepare(
         command.target, names, has_report=options.report, snapshot=options.snapshot, max_entries=options.max_entries
     )
-    inherited = _gpupool_enable.parse(os.environ.get(_gpupool_enable.VARIABLE, ""))[0]
-    os.environ[_gpupool_enable.VARIABLE] = ",".join(sorted(names | inherited))
     _gpupool_enable.install(names)
 
     def run() -> int:
@@ -94,3 +107,16 @@ def prepare(parser: argparse.ArgumentParser, options: argparse.Namespace, comman
         return 0
 
     return run
+
+
+def _watched_file(parser: argparse.ArgumentParser, options: argparse.Namespace, command: Command) -> str | None:
+    """Return the file to execute; None for a Python program, and then this process is watched."""
+    # Here, for it imports what few programs do.
+    from gpupool._run import watching
+
+    file = None if command.is_module else watching.program(command.target)
+    if file is None:
+        watching.begin_anew(has_report=options.report)
+    elif options.snapshot is not None:
+        parser.error(f"--snapshot is for Python programs, and {command.target} is none")
+    return file

@@ -32,6 +32,8 @@ def _device(device: "DeviceSummary") -> list[str]:
         ("releasing", device.releasing_bytes, "purple"),
         ("library handles", device.handle_bytes, "orange"),
         ("workspaces", device.workspace_bytes, "yellow"),
+        ("other libraries", sum(holder.nbytes for holder in device.holders), "vermillion"),
+        ("contexts, code", device.context_bytes or 0, "blue"),
         ("other", device.other_bytes or 0, "grey"),
     ]
     parts = [(name, nbytes, size(nbytes), PALETTE[colour]) for name, nbytes, colour in held]

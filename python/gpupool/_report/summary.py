@@ -18,6 +18,7 @@ from gpupool._report import tables as _tables
 __all__ = [
     "DeviceSummary",
     "FrameworkSummary",
+    "HolderSummary",
     "LibrarySummary",
     "MemorySummary",
     "PinnedSummary",
@@ -119,10 +120,28 @@ class LibrarySummary:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FrameworkSummary:
-    """The bytes that a framework's own allocator says it has reserved on a device, a part of the other bytes."""
+    """The bytes that a framework's own allocator says it has reserved on a device.
+
+    They are a part of the other bytes, or, in a process that is watched, of what a holder has.
+    """
 
     framework: str
     reserved_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HolderSummary:
+    """The device memory that other code than gpupool got from the driver, as a process that is watched counts it.
+
+    ``name`` is the library's, such as NCCL, or that of its file, ``path``. ``nbytes`` is what it holds now in so many
+    ``allocations``, without what gpupool's handles of that library are known to have; ``peak_bytes`` is with it.
+    """
+
+    name: str
+    path: str
+    nbytes: int
+    peak_bytes: int
+    allocations: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -149,6 +168,12 @@ class DeviceSummary(_Counts):
     process, of which ``frameworks`` names those that can be asked. The bytes of handles are measured as well as it can
     be done; should they be too many, ``other_bytes`` is 0.
 
+    If ``is_watched``, as in a program of ``gpupool run --watch``, ``holders`` has what other code of this process got
+    from the driver, also the frameworks' allocators, the largest first, and ``context_bytes`` is what the process has
+    besides: contexts, kernels, and what the driver needs for them. Both are then no part of ``other_bytes``.
+    ``context_bytes`` is None where NVML does not count the process, as in some containers, and ``is_watched`` where
+    nothing can be watched, since the driver is not CUDA's.
+
     ``reserved_bytes`` is the sum of ``live_bytes``, ``cached_bytes`` and ``releasing_bytes``, less ``asleep_bytes``;
     these, the peaks and the counters are as in :class:`gpupool.typing.MemoryStats`.
 
@@ -172,7 +197,10 @@ class DeviceSummary(_Counts):
     failures: int
     handle_bytes: int
     workspace_bytes: int
+    context_bytes: int | None
     other_bytes: int | None
+    is_watched: bool | None
+    holders: tuple[HolderSummary, ...]
     frameworks: tuple[FrameworkSummary, ...]
     attached_bytes: int
     sent_bytes: int
@@ -293,9 +321,17 @@ def _device(counts: dict[str, Any]) -> DeviceSummary:
     )
     libraries = tuple(LibrarySummary(**library) for library in counts.pop("libraries"))
     shared = tuple(SharedSummary(**{**block, "processes": tuple(block["processes"])}) for block in counts.pop("shared"))
+    holders = tuple(HolderSummary(**holder) for holder in counts.pop("holders"))
     fed = sum(stream.live_bytes for pool in pools for stream in pool.streams if stream.is_feed)
-    frameworks = tuple(_frameworks(counts["device"], fed))
-    return DeviceSummary(**counts, frameworks=frameworks, pools=pools, shared=shared, libraries=libraries)
+    return DeviceSummary(
+        **counts,
+        is_watched=_native.is_watched() if _native.runtime() == "cuda" else None,
+        holders=holders,
+        frameworks=tuple(_frameworks(counts["device"], fed)),
+        pools=pools,
+        shared=shared,
+        libraries=libraries,
+    )
 
 
 def _torch(device: int, fed: int) -> int:

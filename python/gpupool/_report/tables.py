@@ -3,6 +3,7 @@
 In a table's first row are the headings. A row may go on beyond them, with remarks.
 """
 
+import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from gpupool._report.units import duration, size
 if TYPE_CHECKING:
     from gpupool._report.summary import (
         DeviceSummary,
+        HolderSummary,
         LibrarySummary,
         PinnedSummary,
         PoolSummary,
@@ -49,7 +51,7 @@ def _parts(counts: "_Counts") -> str:
 def of_device(device: "DeviceSummary") -> list[list[list[str]]]:
     """Return the tables of a device that have rows."""
     tables = [_device_table(device), _pool_table(device.pools), _library_table(device.libraries)]
-    # Libraries, pools and frameworks have the names that somebody gave them.
+    # Libraries, pools, frameworks and holders have the names that somebody gave them.
     return [[[printable(cell) for cell in row] for row in table] for table in tables if len(table) > 1]
 
 
@@ -65,7 +67,6 @@ def of_pinned(nodes: "tuple[PinnedSummary, ...]", limit: int | None) -> list[lis
 
 
 def _device_table(device: "DeviceSummary") -> list[list[str]]:
-    named = [f"{each.framework} {size(each.reserved_bytes)}" for each in device.frameworks]
     parts = _parts(device)
     if device.asleep_bytes:
         asleep, backup = size(device.asleep_bytes), size(device.backup_bytes)
@@ -82,7 +83,10 @@ def _device_table(device: "DeviceSummary") -> list[list[str]]:
         ["memory pools", size(device.reserved_bytes), size(device.peak_reserved_bytes), parts],
         ["library handles", size(device.handle_bytes), "", ", ".join(handles)],
         ["workspaces", size(device.workspace_bytes), ""],
+        *(_holder_row(each) for each in device.holders if each.nbytes),
     ]
+    if device.context_bytes is not None:
+        rows.append(["contexts, code", size(device.context_bytes), ""])
     if device.attached_bytes:
         rows.append(["attached", size(device.attached_bytes), "", "of other processes, not counted above"])
     if device.asked_neighbours:
@@ -94,14 +98,30 @@ def _device_table(device: "DeviceSummary") -> list[list[str]]:
         rows.append(["failed requests", str(device.failures), "", "for lack of memory"])
     if device.driver_error is not None:
         return [*rows, ["other, free", "unknown", "", device.driver_error]]
-    rest = "other processes, CUDA contexts, other allocators"
     for name, nbytes, note in (
-        ("other", device.other_bytes, f"of that {', '.join(named)}" if named else rest),
+        ("other", device.other_bytes, _others(device)),
         ("free", device.free_bytes, ""),
         ("total", device.total_bytes, ""),
     ):
         rows.append([name, size(nbytes or 0), "", note])
     return rows
+
+
+def _holder_row(holder: "HolderSummary") -> list[str]:
+    blocks = f"{holder.allocations} allocation{'s' if holder.allocations != 1 else ''}"
+    file = os.path.basename(holder.path)
+    note = blocks if file == holder.name else f"{blocks}, {file}"
+    return [holder.name, size(holder.nbytes), size(holder.peak_bytes), note]
+
+
+def _others(device: "DeviceSummary") -> str:
+    """Return what the other bytes are, or may be. Frameworks' memory is a holder's where these are known."""
+    if device.is_watched:
+        return "other processes" if device.context_bytes is not None else "other processes, CUDA contexts, code"
+    named = [f"{each.framework} {size(each.reserved_bytes)}" for each in device.frameworks]
+    note = f"of that {', '.join(named)}" if named else "other processes, CUDA contexts, other allocators"
+    is_unknown = device.is_watched is not None and device.other_bytes
+    return f"{note}; gpupool run --watch tells whose" if is_unknown else note
 
 
 def _pool_table(pools: "tuple[PoolSummary, ...]") -> list[list[str]]:

@@ -1,6 +1,7 @@
 """The report at the end of ``gpupool run --report``, as text: peaks, what they would have been, and where time went."""
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import _gpupool_enable
 
@@ -34,12 +35,17 @@ def _lines(program: str, names: list[str], seconds: float) -> Iterator[str]:
         yield _line("enabled", ", ".join(enabled) or "nothing: none of the frameworks was imported")
     if missed:
         yield _line("could not be enabled", ", ".join(missed))
-    devices = _native.devices_in_use()
-    if not devices:
+    in_use = _native.devices_in_use()
+    if not in_use:
         yield "gpupool was asked for no memory and for no handle"
-        return
-    for device in devices:
-        yield from _device(device)
+    # In the order of what they hold.
+    holders = _native.holders()
+    for device in sorted({*in_use, *(holder["device"] for holder in holders)}):
+        found = _native.device_info(device)
+        yield f"device {device}, {found['name'] or 'of an unknown name'}"
+        if device in in_use:
+            yield from _device(device, found["total_bytes"])
+        yield from _others(device, [holder for holder in holders if holder["device"] == device])
     yield from _handles()
     pinned = gpupool.pinned_stats()
     if pinned.allocations:
@@ -49,15 +55,13 @@ def _lines(program: str, names: list[str], seconds: float) -> Iterator[str]:
         yield _line("  time in the driver", duration(sum(_native.pinned_times())))
 
 
-def _device(device: int) -> Iterator[str]:
+def _device(device: int, total_bytes: int | None) -> Iterator[str]:
     stats = gpupool.memory_stats(device)
-    found = _native.device_info(device)
-    yield f"device {device}, {found['name'] or 'of an unknown name'}"
     if not stats.allocations:
         yield _line("  memory", "none was requested")
         return
     peak_requested, retries, failures = _native.request_counts(device)
-    simulated = _simulated.simulate(device, found["total_bytes"])
+    simulated = _simulated.simulate(device, total_bytes)
     if isinstance(simulated, str):
         yield _line("  requested at most", size(peak_requested))
         yield _line("  reserved at most", size(stats.peak_reserved_bytes))
@@ -76,6 +80,17 @@ def _device(device: int) -> Iterator[str]:
         took = duration(round(stats.asking_seconds * 1e6))
         asked = f"{stats.asked_neighbours} time{'s' if stats.asked_neighbours > 1 else ''}"
         yield _line("  given by neighbours", f"{size(stats.received_bytes)}, asked {asked}, in {took}")
+
+
+def _others(device: int, holders: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield what others than gpupool hold, in a process that is watched."""
+    for holder in holders:
+        yield _line(f"  {holder['name']}", f"{size(holder['peak_bytes'])}, {size(holder['nbytes'])} at the end")
+    # Nothing is asked of a driver where a program is done with it.
+    if any(holder["nbytes"] for holder in holders):
+        rest = _native.summarize(device)["context_bytes"]
+        if rest is not None:
+            yield _line("  contexts, code", f"{size(rest)} at the end")
 
 
 def _handles() -> Iterator[str]:

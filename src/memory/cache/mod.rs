@@ -97,7 +97,7 @@ mod service;
 mod stream_cache;
 
 pub(in crate::memory) use block_user::{BlockUser, Sharing, Waiting};
-pub(in crate::memory) use device_caches::{DeviceCaches, Discardable, ToDiscard};
+pub(in crate::memory) use device_caches::{DeviceCaches, Discardable, MOST_DEVICES, ToDiscard};
 pub(in crate::memory) use event::{
     EventCallback, To, each_event, events, is_recorded, note_oom, note_snapshot, observe,
 };

@@ -114,7 +114,7 @@ fn without_addresses(error: Error, location: MemoryLocation, bytes: u64) -> Erro
         ErrorKind::Library(refused) if refused.kind == StatusKind::OutOfMemory => {
             let MemoryInfo { free, total } = runtime::memory_info(location).unwrap_or_default();
             let (wanted, users) = (Wanted::Addresses(bytes), Vec::new());
-            ErrorKind::OutOfMemory(OutOfMemory {
+            ErrorKind::OutOfMemory(Box::new(OutOfMemory {
                 refused,
                 location,
                 wanted,
@@ -123,7 +123,7 @@ fn without_addresses(error: Error, location: MemoryLocation, bytes: u64) -> Erro
                 users,
                 holders: Vec::new(),
                 neighbours: None,
-            })
+            }))
             .into()
         }
         other => other.into(),

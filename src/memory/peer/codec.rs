@@ -11,7 +11,7 @@ use crate::memory::shared_block::Secret;
 use crate::runtime::{DeviceUuid, Extent};
 
 /// The version of all packets, and of tokens. A process of another one is no neighbour, and shares nothing with this one.
-pub(super) const VERSION: u16 = 0x3;
+pub(super) const VERSION: u16 = 0x4;
 /// The beginning of each packet.
 const HEAD: [u8; 6] = {
     let [low, high] = VERSION.to_le_bytes();
@@ -193,6 +193,8 @@ pub(super) struct Held {
     pub(super) priority: i32,
     /// The least that the system lets it have at most.
     pub(super) system_limit: Option<u64>,
+    /// What other libraries of the process hold; none unless it is watched.
+    pub(super) of_others: Option<u64>,
 }
 
 /// What a pool holds: bytes that are reserved, live, free and asleep.
@@ -214,9 +216,9 @@ impl Held {
     }
 
     fn counts(&mut self) -> impl Iterator<Item = &mut u64> {
-        let Self { reserved, live, free, asleep, spare, claimed, guarantee, most, system_limit, .. } = self;
+        let Self { reserved, live, free, asleep, spare, claimed, guarantee, most, system_limit, of_others, .. } = self;
         let known = [reserved, live, free, asleep, claimed, guarantee];
-        known.into_iter().chain(spare).chain(most).chain(system_limit)
+        known.into_iter().chain(spare).chain(most).chain(system_limit).chain(of_others)
     }
 
     /// Returns what is told of it: a guarantee or a claim may be for more than there can be.

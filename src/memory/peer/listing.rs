@@ -29,6 +29,8 @@ pub struct Neighbour {
     pub free_bytes: u64,
     /// Live bytes that are asleep.
     pub asleep_bytes: u64,
+    /// Bytes that other libraries of the process hold, besides that; none unless it is watched.
+    pub holder_bytes: Option<u64>,
     /// Bytes of memory ranges that may be taken.
     pub discardable_bytes: u64,
     /// Bytes of pools that it would put to sleep for others.
@@ -86,6 +88,7 @@ impl Neighbour {
             live_bytes: held.live,
             free_bytes: held.free,
             asleep_bytes: held.asleep,
+            holder_bytes: held.of_others,
             discardable_bytes,
             offered_bytes,
             claimed_bytes: held.claimed,

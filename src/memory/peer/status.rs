@@ -11,6 +11,7 @@ use crate::memory::cache::DeviceCaches;
 use crate::memory::limits::devices_in_use;
 use crate::memory::pool::Pool;
 use crate::memory::report::{PoolStats, PoolSummary, summarize};
+use crate::memory::serve::held_by_others;
 use crate::memory::system_limit::system_limit;
 use crate::runtime::{DeviceUuid, KnownUuids};
 
@@ -129,6 +130,7 @@ pub(super) fn held_of(device: Device, before: u64) -> Option<Held> {
         most,
         priority,
         system_limit: system_limit(device),
+        of_others: held_by_others(device),
     })
 }
 

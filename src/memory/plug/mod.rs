@@ -20,5 +20,7 @@ pub(crate) use allocators::{free_behind, free_in_order};
 pub use feed::{BareAllocate, BareFree, EmptyCache, bare_feed, feed};
 pub(crate) use feed::{allocate_to_feed, default_pool, free_to_feed};
 pub(crate) use library_memory::LibraryMemory;
+#[cfg(feature = "python")]
+pub(crate) use watch::is_watched;
 pub(in crate::memory) use watch::join;
 pub(crate) use watch::process_bytes;

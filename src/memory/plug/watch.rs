@@ -23,7 +23,7 @@ type Tell = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char, u64,
 /// As in `crates/watch/src/members.rs`.
 #[derive(Debug)]
 #[repr(C)]
-struct Table {
+struct WatchTable {
     size: usize,
     join: unsafe extern "C" fn(GiveWay, Reserved) -> c_int,
     holders: unsafe extern "C" fn(c_int, Tell, *mut c_void),
@@ -31,15 +31,15 @@ struct Table {
 }
 
 /// The table, once it was looked for.
-static TABLE: OnceLock<Option<&'static Table>> = OnceLock::new();
+static TABLE: OnceLock<Option<&'static WatchTable>> = OnceLock::new();
 
 /// Joins those that give way, if there is something to join. Before the driver is loaded, so that its calls from here are
 /// passed by.
 pub(in crate::memory) fn join() {
     TABLE.get_or_init(|| {
-        let address = shared_object::symbol_of_process(c"gpupool_watch")?.cast::<Table>();
+        let address = shared_object::symbol_of_process(c"gpupool_watch")?.cast::<WatchTable>();
         // SAFETY: the name is that of the table, which lives as long as the process.
-        let table = unsafe { address.as_ref() }.filter(|table| table.size >= size_of::<Table>())?;
+        let table = unsafe { address.as_ref() }.filter(|table| table.size >= size_of::<WatchTable>())?;
         // SAFETY: the table's function, which keeps the address of one that is never unloaded.
         if unsafe { (table.join)(asked_to_give_way, reserved) } == 0 {
             warn!(target: MEMORY, "too many gpupools in this process: this one does not give way to others");
@@ -49,7 +49,7 @@ pub(in crate::memory) fn join() {
     });
 }
 
-fn table() -> Option<&'static Table> {
+fn table() -> Option<&'static WatchTable> {
     TABLE.get().copied().flatten().filter(|_| !process::is_forked())
 }
 
@@ -70,6 +70,12 @@ unsafe extern "C" fn reserved(device: c_int) -> u64 {
 
 fn device_of(number: c_int) -> Option<Device> {
     u32::try_from(number).ok().filter(|_| !process::is_forked()).map(Device::from_ordinal)
+}
+
+/// Returns whether the process is watched.
+#[cfg(feature = "python")]
+pub(crate) fn is_watched() -> bool {
+    table().is_some()
 }
 
 /// Returns what NVML counts for this process on a device; none if it does not say, or nothing is watched.

@@ -24,9 +24,11 @@ pub(in crate::memory) use extents::{make_ready, retire_extents};
 pub(crate) use free::{allocate_at, find, free, free_kept, owns, record_stream};
 pub(in crate::memory) use free::{check_live, check_stream, free_after_all_work, record_consumer};
 pub(in crate::memory) use miss::Miss;
-pub(crate) use out_of_memory::{Help, Helper, holders, users};
+pub(crate) use out_of_memory::{Help, Helper, all_holders, holders, users};
 pub use out_of_memory::{OomGuard, on_oom, oom_callbacks};
-pub(in crate::memory) use out_of_memory::{no_memory_left, no_room_for_claim, wake_if_taken, without_callbacks};
+pub(in crate::memory) use out_of_memory::{
+    held_by_others, no_memory_left, no_room_for_claim, wake_if_taken, without_callbacks,
+};
 pub(in crate::memory) use pools::close_pool;
 pub(crate) use pools::{PoolSettings, PoolUse, device_caches, enable_peer, make_pool, pool_of_id};
 pub(in crate::memory) use ranges::{commit_run, decommit_blocks, free_places, ranges_cache, release_places};

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use super::extents::is_no_memory;
 use crate::error::{AskedNeighbours, Bytes, Error, ErrorKind, MemoryHolder, MemoryUse, OutOfMemory, Result, Wanted};
 use crate::ids::{Device, MemoryLocation};
-use crate::memory::cache::{ALL, DeviceCaches, is_recorded, note_oom};
+use crate::memory::cache::{ALL, DeviceCaches, MOST_DEVICES, is_recorded, note_oom};
 use crate::memory::device::call_out;
 use crate::memory::pool::Pool;
 use crate::observe::delivery::deliver;
@@ -158,7 +158,8 @@ fn explained(location: MemoryLocation, wanted: Wanted, info: MemoryInfo, refused
     };
     let MemoryInfo { free, total } = info;
     let (users, holders, neighbours) = (users(location), holders(location), asked_neighbours(location));
-    ErrorKind::OutOfMemory(OutOfMemory { refused, location, wanted, free, total, users, holders, neighbours }).into()
+    let out = OutOfMemory { refused, location, wanted, free, total, users, holders, neighbours };
+    ErrorKind::OutOfMemory(out.into()).into()
 }
 
 /// Counts a failed request, and returns the error that says what holds the memory, also where a callback interrupted it;
@@ -290,6 +291,9 @@ pub(crate) fn users(location: MemoryLocation) -> Vec<MemoryUse> {
 /// known of it unless the process is watched.
 pub(crate) fn holders(location: MemoryLocation) -> Vec<MemoryHolder> {
     let mut found = Help::Others.with(location, |others, device| others.holders(device)).unwrap_or_default();
+    if found.is_empty() {
+        return found;
+    }
     let handles = Help::IdleHandles.with(location, |pools, device| pools.users(device)).unwrap_or_default();
     for holder in &mut found {
         let of_handles =
@@ -297,4 +301,19 @@ pub(crate) fn holders(location: MemoryLocation) -> Vec<MemoryHolder> {
         holder.bytes = holder.bytes.saturating_sub(of_handles.sum());
     }
     found
+}
+
+/// Returns how much others' code in the process holds of a device; none unless it is watched.
+pub(in crate::memory) fn held_by_others(device: Device) -> Option<u64> {
+    Help::Others.with(device.into(), |_, _| ())?;
+    Some(holders(device.into()).iter().map(|holder| holder.bytes).sum())
+}
+
+/// Returns what others' code in the process holds of each device. No driver is called.
+pub(crate) fn all_holders() -> Vec<(Device, MemoryHolder)> {
+    let devices = 0..MOST_DEVICES as u32;
+    devices
+        .map(Device::from_ordinal)
+        .flat_map(|device| holders(device.into()).into_iter().map(move |holder| (device, holder)))
+        .collect()
 }

@@ -53,13 +53,14 @@ COLUMNS = (
     Column("live", "LIVE", "live_bytes", 2, 5),
     Column("free", "FREE", "free_bytes", 4, 5),
     Column("asleep", "ASLEEP", "asleep_bytes", 5, 6),
-    Column("discardable", "DISCARD", "discardable_bytes", 8, 7),
-    Column("offered", "OFFERED", "offered_bytes", 10, 7),
-    Column("claimed", "CLAIMED", "claimed_bytes", 7, 7),
-    Column("guarantee", "GUARANTEE", "guarantee", 9, 9),
+    Column("libraries", "LIBS", "holder_bytes", 7, 5),
+    Column("discardable", "DISCARD", "discardable_bytes", 9, 7),
+    Column("offered", "OFFERED", "offered_bytes", 11, 7),
+    Column("claimed", "CLAIMED", "claimed_bytes", 8, 7),
+    Column("guarantee", "GUARANTEE", "guarantee", 10, 9),
     Column("most", "MOST", "most", 6, 5),
-    Column("limit", "LIMIT", "system_limit", 12, 5),
-    Column("priority", "PRIORITY", "priority", 11, 8),
+    Column("limit", "LIMIT", "system_limit", 13, 5),
+    Column("priority", "PRIORITY", "priority", 12, 8),
 )
 KEYS = tuple(column.key for column in COLUMNS)
 

@@ -23,6 +23,8 @@ class Holder:
     live_bytes: int | None = None
     free_bytes: int | None = None
     asleep_bytes: int | None = None
+    # What other libraries of a process that is watched hold.
+    holder_bytes: int | None = None
     discardable_bytes: int | None = None
     offered_bytes: int | None = None
     claimed_bytes: int | None = None
@@ -49,7 +51,7 @@ class Device:
     total_bytes: int | None = None
     used_bytes: int | None = None
     free_bytes: int | None = None
-    # What is used beyond that which the processes have reserved.
+    # What is used beyond that which the processes tell of.
     others_bytes: int | None = None
     processes: tuple[Holder, ...] = ()
     error: str | None = None
@@ -90,7 +92,7 @@ class Snapshot:
                     del process["pools"]
                 for pool in process.get("pools", ()):
                     # What a process alone has.
-                    for name in ("pid", "guarantee", "most", "priority", "system_limit", "pools"):
+                    for name in ("pid", "holder_bytes", "guarantee", "most", "priority", "system_limit", "pools"):
                         del pool[name]
         return json.dumps({"schema": 1, **found})
 
@@ -140,7 +142,7 @@ class Watch:
         if free is None and self._count is not None and (counted := self._count(info["uuid"])) is not None:
             used, free = counted
             total = used + free
-        reserved = sum(process.reserved_bytes or 0 for process in processes)
+        told = sum((process.reserved_bytes or 0) + (process.holder_bytes or 0) for process in processes)
         return Device(
             device=ordinal,
             name=info["name"],
@@ -149,7 +151,7 @@ class Watch:
             used_bytes=used,
             free_bytes=free,
             # The processes told of themselves at another moment than the driver.
-            others_bytes=None if used is None else max(0, used - reserved),
+            others_bytes=None if used is None else max(0, used - told),
             processes=processes,
         )
 

@@ -5,6 +5,7 @@ import os
 import platform
 import resource
 import sys
+from collections import Counter
 from dataclasses import fields
 from pathlib import Path
 
@@ -71,6 +72,7 @@ def _process() -> Process:
         executable=sys.executable,
         platform=platform.platform(),
         forked=forked,
+        watched=_native.is_watched(),
         start_method=multiprocessing.get_start_method(allow_none=True) if multiprocessing else None,
     )
 
@@ -120,9 +122,18 @@ def _device(ordinal: int, smoke_test: bool) -> Device:
         ordinal=ordinal,
         compute_capability=None if capability is None else ".".join(map(str, capability)),
         neighbours=neighbours,
+        holders=_holders(ordinal),
         allocation=allocation,
         **info,
     )
+
+
+def _holders(device: int) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for holder in _native.holders():
+        if holder["device"] == device:
+            found[holder["name"]] += holder["nbytes"]
+    return dict(found)
 
 
 def _neighbours(device: int) -> Neighbours | None:

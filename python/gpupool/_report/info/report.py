@@ -103,6 +103,8 @@ class Device:
     """The bytes that are free; None where the process has no context on the device."""
     neighbours: Neighbours | None = None
     """What passed between this process and its neighbours; None if none of them has asked another."""
+    holders: dict[str, int] = dataclasses.field(default_factory=dict)
+    """The bytes that other libraries of a process that is watched hold, by their names."""
     allocation: Check | None = None
     """The smoke test's allocation."""
     error: str | None = None
@@ -173,6 +175,8 @@ class Process:
     platform: str
     forked: bool
     """True if the process was forked after the GPU was first used, so that nothing works."""
+    watched: bool
+    """True if other libraries' memory is counted, as in a program of ``gpupool run --watch``."""
     start_method: str | None
     """The way in which ``multiprocessing`` starts workers; None where that was not chosen yet."""
 

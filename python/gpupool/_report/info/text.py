@@ -110,6 +110,9 @@ def _device(device: Device) -> Iterator[str]:
     yield from _fold(f"memory for {' and '.join(uses)} too" if uses else "memory for this process alone", "     ")
     if device.neighbours:
         yield from _fold(_asked(device.neighbours), "     ")
+    if device.holders:
+        named = [f"{name} {size(nbytes)}" for name, nbytes in device.holders.items()]
+        yield from _fold(f"held by other libraries: {', '.join(named)}", "     ")
     if device.allocation:
         failed = device.allocation.error
         yield from _fold("allocation failed" if failed else f"allocation in {_time(device.allocation)}", "     ")
@@ -195,6 +198,8 @@ def _process(info: Info) -> Iterator[str]:
     process = info.process
     if process.forked:
         yield "  forked after the GPU was first used"
+    if process.watched:
+        yield "  watched: what other libraries hold is counted"
     if process.start_method:
         yield f"  multiprocessing starts workers by {process.start_method}"
 

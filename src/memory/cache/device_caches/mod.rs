@@ -39,7 +39,11 @@ struct Places<const MOST: usize> {
     end: AtomicUsize,
 }
 
-static DEVICES: Places<0x100> = Places { all: [const { OnceLock::new() }; 0x100], end: AtomicUsize::new(0) };
+/// The most devices that a process has.
+pub(in crate::memory) const MOST_DEVICES: usize = 0x100;
+
+static DEVICES: Places<MOST_DEVICES> =
+    Places { all: [const { OnceLock::new() }; MOST_DEVICES], end: AtomicUsize::new(0) };
 static NODES: Places<0x40> = Places { all: [const { OnceLock::new() }; 0x40], end: AtomicUsize::new(0) };
 
 impl<const MOST: usize> Places<MOST> {

@@ -13,6 +13,7 @@ fn held(device: u8) -> Held {
         most: Some(10),
         priority: -11,
         system_limit: Some(12),
+        of_others: Some(13),
     }
 }
 
@@ -55,7 +56,7 @@ fn questions() -> Vec<Question> {
 fn answers() -> Vec<Answer> {
     let block = HeldBlock { lead: 1, bytes: 2, region: 5, extents: EXTENTS_MOST, events: 4, device: [6; 16] };
     let extents = [1, 2].map(|number| DescribedExtent { extent: Extent::from_number(number), bytes: number << 21 });
-    let no_limits = Held { most: None, system_limit: None, ..held(2) };
+    let no_limits = Held { most: None, system_limit: None, of_others: None, ..held(2) };
     let most = Held { spare: [u64::MAX; 3], live: u64::MAX, priority: i32::MIN, ..held(3) }.limited();
     vec![
         Answer::Held(block, vec![7; 2 * EVENT_NAME]),
@@ -134,6 +135,7 @@ fn what_is_more_than_there_can_be_is_no_answer() {
         told("", vec![Held { guarantee: u64::MAX, ..held(1) }]),
         told("", vec![Held { most: Some(more), ..held(1) }]),
         told("", vec![Held { system_limit: Some(u64::MAX), ..held(1) }]),
+        told("", vec![Held { of_others: Some(more), ..held(1) }]),
         Answer::Given(more),
         told_pools(vec![pool(None); POOLS_MOST + 1]),
         told_pools(vec![pool(Some(&too_long))]),

@@ -3,7 +3,7 @@
 import struct
 from collections.abc import Iterable, Iterator
 
-VERSION = 3
+VERSION = 4
 HEAD = b"gppl" + struct.pack("<H", VERSION)
 
 # Kinds of questions, and of what is asked of a block and of a neighbour.
@@ -76,8 +76,9 @@ def read_numbers(packed: bytes) -> Iterator[int]:
 
 
 def held(device: bytes, counts: Iterable[int], most: int | None, priority: int, limit: int | None) -> bytes:
-    """Return what a process holds of a device, with nine counts."""
-    return device + numbers(*counts) + optional(most) + number(priority * 2 ^ priority >> 31) + optional(limit)
+    """Return what a process holds of a device, with nine counts, and nothing of what its libraries hold."""
+    limits = optional(most) + number(priority * 2 ^ priority >> 31) + optional(limit)
+    return device + numbers(*counts) + limits + optional(None)
 
 
 def told(process: int, name: str | bytes, of_devices: list[bytes], pools: list[bytes] = ()) -> bytes:

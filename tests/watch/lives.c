@@ -1,0 +1,144 @@
+// Processes that fork, replace themselves or end, on the driver of echo.c: one case for each name.
+
+#include "watched.h"
+#include "echo.h"
+
+#include <pthread.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+extern int cuMemAlloc_v2(Address *, size_t), cuMemFree_v2(Address), cuMemCreate(Address *, size_t, void *, Address);
+
+enum { MIB = 1 << 20, FORKS = 300 };
+
+static Address allocated(size_t bytes) {
+  Address address = 0;
+  static _Thread_local size_t last;
+  echo.gives = last += 0x1000;
+  CHECK(!cuMemAlloc_v2(&address, bytes), "it failed");
+  return address;
+}
+static void release(Address address) {
+  CHECK(!cuMemFree_v2(address), "it failed");
+}
+
+static void succeeds(pid_t child) {
+  int status;
+  CHECK(waitpid(child, &status, 0) == child && !status, "status %#x", status);
+}
+
+static void it_ends_with_memory(void) {
+  Address address = allocated(5 * MIB);
+  allocated(3 * MIB / 2);
+  release(address);
+}
+
+static void it_takes_none(void) {}
+
+static void a_child_passes_calls_on(void) {
+  allocated(MIB);
+  pid_t child = fork();
+  if (!child) {
+    int before = echo.calls;
+    release(allocated(MIB));
+    echo.status = 2;
+    Address address;
+    CHECK(cuMemAlloc_v2(&address, MIB) == 2, "another answer");
+    CHECK(echo.calls == before + 3, "%d calls", echo.calls - before);
+    CHECK(dlsym(RTLD_DEFAULT, "cuMemAlloc_v2") && !dlsym(RTLD_DEFAULT, "cuMemNothing"), "it finds something else");
+    // As programs end: what the parent has registered for its end runs here too.
+    exit(0);
+  }
+  succeeds(child);
+  HOLDS(NULL, 0, MIB, 1);
+}
+
+// As servers fork, which let their workers use the GPU.
+static void a_child_of_one_that_had_no_memory_counts(void) {
+  void *found = dlsym(RTLD_DEFAULT, "cuMemAlloc_v2");
+  CHECK(found, "it is missing");
+  pid_t child = fork();
+  if (!child) {
+    Address address = allocated(MIB);
+    HOLDS("lives", 0, MIB, 1);
+    release(address);
+    exit(0);
+  }
+  succeeds(child);
+  HOLDS(NULL, 0, 0, 0);
+}
+
+static int is_over;
+static void *allocates(void *unused) {
+  while (!__atomic_load_n(&is_over, __ATOMIC_RELAXED)) release(allocated(MIB));
+  return NULL;
+}
+static void *opens_and_closes(void *unused) {
+  while (!__atomic_load_n(&is_over, __ATOMIC_RELAXED)) {
+    void *library = dlopen("libuser_driver.so", RTLD_NOW | RTLD_LOCAL);
+    CHECK(library, "%s", dlerror());
+    int (*allocate)(void **, size_t) = (int (*)(void **, size_t))dlsym(library, "user_allocate");
+    void *address;
+    CHECK(!allocate(&address, MIB), "it failed");
+    dlclose(library);
+  }
+  return NULL;
+}
+// Whatever the others are in the middle of.
+static void fork_beside(void *(*other)(void *), int (*child_s)(void)) {
+  pthread_t threads[2];
+  // A child of one that has counted nothing counts itself.
+  release(allocated(MIB));
+  for (int index = 0; index < 2; index++) pthread_create(&threads[index], NULL, other, NULL);
+  for (int turn = 0; turn < FORKS; turn++) {
+    pid_t child = fork();
+    if (!child) exit(child_s());
+    succeeds(child);
+  }
+  __atomic_store_n(&is_over, 1, __ATOMIC_RELAXED);
+  for (int index = 0; index < 2; index++) pthread_join(threads[index], NULL);
+}
+static int allocates_once(void) {
+  echo.meanwhile = NULL;
+  release(allocated(MIB));
+  return 0;
+}
+static int finds_functions(void) {
+  return dlsym(RTLD_DEFAULT, "cuMemFree_v2") && !dlsym(RTLD_NEXT, "cuMemNothing") ? 0 : 3;
+}
+// It cannot end as programs do: the linker's own lock may be held, by those that open libraries.
+static int allocates_and_leaves(void) { _exit(allocates_once()); }
+static int opens_a_library(void) { return dlopen("libuser_driver.so", RTLD_NOW | RTLD_LOCAL) ? 0 : 3; }
+static void children_of_one_whose_threads_allocate(void) { fork_beside(allocates, allocates_once); }
+static void children_that_open_a_library_beside_threads_that_allocate(void) { fork_beside(allocates, opens_a_library); }
+static void children_that_find_functions_beside_threads_that_allocate(void) { fork_beside(allocates, finds_functions); }
+static void children_of_one_whose_threads_open_libraries(void) { fork_beside(opens_and_closes, allocates_and_leaves); }
+
+static char *own_path;
+static void it_becomes_another(void) {
+  allocated(MIB);
+  execl(own_path, own_path, "it_ends_with_memory", (char *)NULL);
+  CHECK(0, "it cannot be executed");
+}
+
+static void it_starts_another_and_waits(void) {
+  allocated(7 * MIB);
+  pid_t child = vfork();
+  if (!child) {
+    execl(own_path, own_path, "it_takes_none", (char *)NULL);
+    _exit(3);
+  }
+  succeeds(child);
+  HOLDS(NULL, 0, 7 * MIB, 1);
+}
+
+static const Case cases[] = {
+    CASE(it_ends_with_memory), CASE(it_takes_none), CASE(a_child_passes_calls_on),
+    CASE(a_child_of_one_that_had_no_memory_counts), CASE(children_of_one_whose_threads_allocate),
+    CASE(children_that_open_a_library_beside_threads_that_allocate), CASE(children_that_find_functions_beside_threads_that_allocate), CASE(children_of_one_whose_threads_open_libraries),
+    CASE(it_becomes_another), CASE(it_starts_another_and_waits)};
+
+int main(int count, char **arguments) {
+  own_path = arguments[0];
+  return run_case(cases, sizeof cases / sizeof *cases, count, arguments);
+}
