@@ -266,20 +266,18 @@ def test_a_watched_program_is_started_as_without(before, expected, watch, tmp_pa
     own = build_holder(tmp_path / "own.so")
     (tmp_path / "a.py").write_text(
         "import json, os, sys, gpupool\n"
-        "print(json.dumps([os.environ.get('LD_PRELOAD'), sys.argv, sys.flags.dev_mode, sys.flags.ignore_environment,\n"
-        "                  sys._xoptions, sys.warnoptions, gpupool._native.is_watched(), sorted(os.environ)]))\n"
+        "names = sorted(name for name in os.environ if 'GPUPOOL' in name)\n"
+        "print(json.dumps([os.environ['LD_PRELOAD'], sys.argv, sys.flags.dev_mode, sys._xoptions, sys.warnoptions,\n"
+        "                  gpupool._native.is_watched(), names]))\n"
     )
     variables = {} if before is None else {"LD_PRELOAD": before.format(own=own, watch=watch)}
     flags = ("-X", "dev", "-X", "own=1", "-W", "error::UserWarning")
-    told = []
-    for options in ((), ("--watch",)):
-        done = start(*flags, "-m", "gpupool", "run", *options, "a.py", "--watch", "b c", folder=tmp_path, **variables)
-        assert (done.returncode, done.stderr) == (0, "")
-        told.append(json.loads(done.stdout))
-    (_, *plain, _, names), (preload, *watched, is_watched, watched_names) = told
-    assert (watched, is_watched) == (plain, True)
-    assert set(watched_names) == {*names, "LD_PRELOAD"}
-    assert preload == expected.format(own=own, watch=watch)
+    done = start(*flags, "-m", "gpupool", "run", "--watch", "a.py", "--watch", "b c", folder=tmp_path, **variables)
+    assert (done.returncode, done.stderr) == (0, "")
+    preload, arguments, is_dev, options, warnings, is_watched, ours = json.loads(done.stdout)
+    assert (preload, arguments) == (expected.format(own=own, watch=watch), ["a.py", "--watch", "b c"])
+    assert (is_dev, options, warnings[-1]) == (True, {"dev": True, "own": "1"}, "error::UserWarning")
+    assert (is_watched, ours) == (True, sorted({name for name in os.environ if "GPUPOOL" in name} | {"GPUPOOL_ENABLE"}))
 
 
 @pytest.fixture
@@ -300,8 +298,10 @@ def holding(watch, tmp_path):
     return {"folder": tmp_path, "GPUPOOL_RUNTIME": "cuda", "LD_LIBRARY_PATH": str(tmp_path), "FAKE_VMM": "1"}
 
 
-@pytest.mark.parametrize(("options", "expected"), [((), []), (("--report",), ["NCCL 5.0 MiB 30.0 MiB"])])
-@pytest.mark.parametrize("place", ["by its path", "on the path"])
+@pytest.mark.parametrize(
+    ("place", "options", "expected"),
+    [("by its path", ("--report",), ["NCCL 5.0 MiB 30.0 MiB"]), ("on the path", (), [])],
+)
 def test_a_program_that_is_not_pythons_is_watched_too(place, options, expected, holding, tmp_path):
     """The program is the interpreter, for which that is no program of Python's."""
     (tmp_path / "bin").mkdir()
