@@ -6,7 +6,9 @@ What is C, C++ or Rust checks itself what it sees; it is in tests/watch.
 import re
 
 import pytest
-from watched import Watched, as_macro, cases_of, known_calls
+from forks import Machine
+from running import functions_of
+from watched import Watched, as_macro, cases_of, known_calls, watch_library
 
 
 @pytest.fixture(scope="module")
@@ -137,3 +139,26 @@ device 0 {"now":>35} {"peak":>12}
   lives {"1.5 MiB":>36} {"6.5 MiB":>12}
 """
     assert re.fullmatch(expected if value == "1" else "", done.stderr), done.stderr
+
+
+@pytest.fixture
+def watched(tmp_path):
+    """Run a program with gpupool, and the library preloaded."""
+    machine = Machine("cuda", tmp_path)
+
+    def run(name, *arguments, **variables):
+        variables = {"FAKE_MEMORY_MIB": "1024", "LD_PRELOAD": str(watch_library()), **variables}
+        return machine.run(f"watch/{name}", *arguments, **variables)
+
+    return run
+
+
+@pytest.mark.parametrize("virtual", ["0", "1"], ids=["plain", "virtual"])
+@pytest.mark.parametrize("case", functions_of("watch/gives.py"))
+def test_gpupool_gives_back_what_is_free_before_others_find_no_memory(watched, virtual, case):
+    watched("gives.py", case, FAKE_VMM=virtual)
+
+
+@pytest.mark.parametrize("case", functions_of("watch/gives_pages.py"))
+def test_gpupool_gives_back_pages_and_pools_before_others_find_no_memory(watched, case):
+    watched("gives_pages.py", case, FAKE_VMM="1")
