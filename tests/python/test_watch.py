@@ -4,8 +4,10 @@ What is C, C++ or Rust checks itself what it sees; it is in tests/watch.
 """
 
 import re
+import sys
 
 import pytest
+from abi import build_nvml
 from forks import Machine
 from running import functions_of
 from watched import Watched, as_macro, cases_of, known_calls, watch_library
@@ -146,9 +148,17 @@ def watched(tmp_path):
     """Run a program with gpupool, and the library preloaded."""
     machine = Machine("cuda", tmp_path)
 
-    def run(name, *arguments, **variables):
-        variables = {"FAKE_MEMORY_MIB": "1024", "LD_PRELOAD": str(watch_library()), **variables}
-        return machine.run(f"watch/{name}", *arguments, **variables)
+    def run(name, *arguments, folder=None, **variables):
+        places = [machine.driver.parent, *([folder] if folder else [])]
+        variables = {
+            "FAKE_MEMORY_MIB": "1024",
+            "LD_LIBRARY_PATH": ":".join(map(str, places)),
+            "LD_PRELOAD": str(watch_library()),
+            **variables,
+        }
+        done = machine.start(f"watch/{name}", *arguments, **variables)
+        assert (done.returncode, done.stdout) == (0, ""), f"{done.stdout}{done.stderr}"
+        return done.stderr
 
     return run
 
@@ -156,9 +166,61 @@ def watched(tmp_path):
 @pytest.mark.parametrize("virtual", ["0", "1"], ids=["plain", "virtual"])
 @pytest.mark.parametrize("case", functions_of("watch/gives.py"))
 def test_gpupool_gives_back_what_is_free_before_others_find_no_memory(watched, virtual, case):
-    watched("gives.py", case, FAKE_VMM=virtual)
+    assert watched("gives.py", case, FAKE_VMM=virtual) == ""
 
 
 @pytest.mark.parametrize("case", functions_of("watch/gives_pages.py"))
 def test_gpupool_gives_back_pages_and_pools_before_others_find_no_memory(watched, case):
-    watched("gives_pages.py", case, FAKE_VMM="1")
+    assert watched("gives_pages.py", case, FAKE_VMM="1") == ""
+
+
+@pytest.fixture(scope="module")
+def nvml(tmp_path_factory):
+    """Return a folder with the library that tells what the process has."""
+    return build_nvml(tmp_path_factory.mktemp("nvml")).parent
+
+
+@pytest.mark.parametrize("case", functions_of("watch/holders.py", "what_was_given_back_is_in_the_report"))
+def test_gpupool_tells_who_holds_the_rest(watched, nvml, case):
+    assert watched("holders.py", case, FAKE_VMM="1", FAKE_PROCESS_MIB="1000", folder=nvml) == ""
+
+
+def test_the_report_has_what_gpupool_gave_back(watched, nvml):
+    variables = {"FAKE_VMM": "1", "FAKE_PROCESS_MIB": "1024", "GPUPOOL_WATCH_REPORT": "1"}
+    said = watched("holders.py", "what_was_given_back_is_in_the_report", folder=nvml, **variables)
+    expected = r"""gpupool: GPU memory of .* \(process \d+\)
+device 0 +now +peak
+  \S+ +500\.0 MiB +500\.0 MiB
+  contexts, code and others +524\.0 MiB
+  gpupool gave 3\d\d\.0 MiB back for calls that had failed, once
+"""
+    assert re.fullmatch(expected, said), said
+
+
+def test_a_program_in_cpp(machine):
+    machine.build("objects.cpp", "objects", "-std=c++17", needs=("libcuda.so.1",))
+    machine.run("objects")
+
+
+def test_a_program_in_rust(machine):
+    machine.build("frames.rs", "frames", "-L", str(machine.folder))
+    machine.run("frames")
+
+
+@pytest.mark.parametrize("case", cases_of("alone.c"))
+def test_without_a_driver_nothing_is_there(tmp_path, case):
+    watched = Watched(tmp_path)
+    watched.build("alone.c")
+    watched.run("alone", case)
+
+
+@pytest.mark.parametrize("preloaded", ["", ":", " "])
+def test_an_empty_list_of_libraries_to_preload_is_none(machine, counts, preloaded):
+    done = machine.start(counts, "every_kind_of_allocation", LD_PRELOAD=preloaded)
+    assert (done.returncode, done.stderr.split(": ")[-1]) == (1, "the program was not started with libgpupool_watch.so\n")
+
+
+def test_python_without_gpupool(machine):
+    program = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0)); print(ctypes.CDLL(None).dlsym is not None)"
+    told = machine.run(sys.executable, "-I", "-S", "-c", program, GPUPOOL_WATCH_REPORT="1")
+    assert told == "0\nTrue\n"

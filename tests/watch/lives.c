@@ -87,6 +87,8 @@ static void *opens_and_closes(void *unused) {
 // Whatever the others are in the middle of.
 static void fork_beside(void *(*other)(void *), int (*child_s)(void)) {
   pthread_t threads[2];
+  // From now on children only pass calls on.
+  release(allocated(MIB));
   for (int index = 0; index < 2; index++) pthread_create(&threads[index], NULL, other, NULL);
   for (int turn = 0; turn < FORKS; turn++) {
     pid_t child = fork();

@@ -160,8 +160,14 @@ fn ask(handle: *mut c_void, name: &CStr, version: Option<&CStr>) -> Option<usize
 /// what comes after that library, and so is not asked itself.
 pub(crate) fn behind_us(symbol: &CStr) -> Option<usize> {
     // SAFETY: the address is that of a function of this type.
-    let next = unsafe { mem::transmute::<usize, Dlsym>(linkers())(libc::RTLD_NEXT, symbol.as_ptr()) };
-    if next.is_null() { of_driver(symbol) } else { Some(next as usize) }
+    let next = || unsafe { mem::transmute::<usize, Dlsym>(linkers())(libc::RTLD_NEXT, symbol.as_ptr()) };
+    let found = next();
+    if found.is_null() {
+        // Where there is no driver either, it is asked again: its reason is the one to be told.
+        of_driver(symbol).or_else(|| Some(next() as usize).filter(|&found| found != 0))
+    } else {
+        Some(found as usize)
+    }
 }
 
 /// Returns a function of the driver that is loaded, as by a handle of it: also where no other object sees it.
