@@ -1,6 +1,6 @@
-// What programs call that gpupool does not, and libgpupool_watch.so counts: a part of libcuda.c, with -DFOR_WATCH. Memory of a
-// context goes with it, physical memory has as many handles as were made of it, and what a call takes that nobody counts is
-// nothing.
+// What programs call that gpupool does not, and libgpupool_watch.so counts: a part of libcuda.c, with -DFOR_WATCH.
+// Memory of a context goes with it, physical memory has as many handles as were made of it, and what a call takes that
+// nobody counts is nothing.
 
 // What was allocated in a context.
 static void end_memory_of(const Context *context) {

@@ -219,10 +219,19 @@ def test_without_a_driver_nothing_is_there(tmp_path, case):
 @pytest.mark.parametrize("preloaded", ["", ":", " "])
 def test_an_empty_list_of_libraries_to_preload_is_none(machine, counts, preloaded):
     done = machine.start(counts, "every_kind_of_allocation", LD_PRELOAD=preloaded)
-    assert (done.returncode, done.stderr.split(": ")[-1]) == (1, "the program was not started with libgpupool_watch.so\n")
+    assert (done.returncode, done.stderr.split(": ")[-1]) == (
+        1,
+        "the program was not started with libgpupool_watch.so\n",
+    )
 
 
 def test_python_without_gpupool(machine):
     program = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0)); print(ctypes.CDLL(None).dlsym is not None)"
     told = machine.run(sys.executable, "-I", "-S", "-c", program, GPUPOOL_WATCH_REPORT="1")
     assert told == "0\nTrue\n"
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_who_gives_memory_of_the_host_may_ask_for_functions_first(machine, counts, order):
+    machine.build("mallocs.c", "libmallocs.so", "-fno-builtin")
+    machine.run(counts, "many_threads_at_once", **VARIABLES, **{order: ("libmallocs.so",)})

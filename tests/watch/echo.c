@@ -1,6 +1,6 @@
-// A driver that notes what it is called with and answers what the program has set, for what depends on that alone. CALLS are the
-// functions that libgpupool_watch.so knows, each with its name for cuGetProcAddress and the version of CUDA that brought
-// it, and FIND where that is cuGetProcAddress itself.
+// A driver that notes what it is called with and answers what the program has set, for what depends on that alone.
+// CALLS are the functions that libgpupool_watch.so knows, each with its name for cuGetProcAddress and the version of
+// CUDA that brought it, and FIND where that is cuGetProcAddress itself.
 
 #include "echo.h"
 
@@ -64,7 +64,9 @@ static int find(const char *name, void **place, int version, size_t flags) {
     if (!strcmp(known[index].symbol, per_thread)) *place = known[index].function;
   return 0;
 }
-int cuGetProcAddress(const char *name, void **place, int version, size_t flags) { return find(name, place, version, flags); }
+int cuGetProcAddress(const char *name, void **place, int version, size_t flags) {
+  return find(name, place, version, flags);
+}
 int cuGetProcAddress_v2(const char *name, void **place, int version, size_t flags, int *status) {
   int answer = find(name, place, version, flags);
   if (status) *status = answer ? 1 : 0;

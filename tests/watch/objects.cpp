@@ -1,4 +1,5 @@
-// A program in C++ that takes memory before main and gives it back after, at the ends of threads, and where exceptions pass.
+// A program in C++ that takes memory before main and gives it back after, at the ends of threads, and where exceptions
+// pass.
 
 #include "watched.h"
 #include "driver_calls.h"

@@ -1,5 +1,5 @@
-// An allocation by each way, where another library stands in for the same: both must see it, and see it once. Linked with the
-// driver of echo.c, or with -DLOADED without it.
+// An allocation by each way, where another library stands in for the same: both must see it, and see it once. Linked
+// with the driver of echo.c, or with -DLOADED without it.
 
 #include "watched.h"
 #include "echo.h"
@@ -16,7 +16,8 @@ int main(void) {
   CHECK(echo && runtime && allocations && frees, "%s", dlerror());
   Find find = (Find)dlsym(driver, "cuGetProcAddress_v2");
   void *found[3][2] = {{dlsym(driver, "cuMemAlloc_v2"), dlsym(driver, "cuMemFree_v2")}};
-  CHECK(!find("cuMemAlloc", &found[1][0], 12000, 0, NULL) && !find("cuMemFree", &found[1][1], 12000, 0, NULL), "missing");
+  CHECK(!find("cuMemAlloc", &found[1][0], 12000, 0, NULL), "missing");
+  CHECK(!find("cuMemFree", &found[1][1], 12000, 0, NULL), "missing");
 #ifndef LOADED
   extern int cuMemAlloc_v2(Address *, size_t), cuMemFree_v2(Address);
   found[2][0] = (void *)cuMemAlloc_v2;

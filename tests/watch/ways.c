@@ -1,6 +1,6 @@
-// Each function that libgpupool_watch.so knows, got at in each way that programs have: the driver must be called once, with the
-// same arguments, its answer must come back, and what it gives must be counted. Linked with the driver, and with -DLOADED
-// without it; CALLS and WITHOUT are those of echo.c.
+// Each function that libgpupool_watch.so knows, got at in each way that programs have: the driver must be called once,
+// with the same arguments, its answer must come back, and what it gives must be counted. Linked with the driver, and
+// with -DLOADED without it; CALLS and WITHOUT are those of echo.c.
 
 #include "watched.h"
 #include "echo.h"
@@ -149,7 +149,8 @@ static void others_are_the_driver_s(void) {
     void *found = dlsym(handles[index / 3], symbol);
     const char *error = dlerror();
     int is_there = index % 3 == 0;
-    CHECK((found != NULL) == is_there && (error == NULL) == is_there, "%s: %p, %s", symbol, found, error ? error : "no error");
+    const char *reason = error ? error : "no error";
+    CHECK((found != NULL) == is_there && (error == NULL) == is_there, "%s: %p, %s", symbol, found, reason);
     Dl_info info;
     CHECK(!found || (dladdr(found, &info) && strstr(info.dli_fname, "libcuda.so")), "%s is elsewhere", symbol);
   }

@@ -241,14 +241,14 @@ fn is_thread_for_others() -> bool {
 /// Runs what gives memory back in the middle of others' call of the driver, who may hold what callbacks wait for: they are
 /// told later, as of memory that was given to other processes.
 pub(in crate::memory) fn in_calls_of_others<R>(run: impl FnOnce() -> R) -> R {
-    struct Inside;
-    impl Drop for Inside {
+    struct InTheirCall;
+    impl Drop for InTheirCall {
         fn drop(&mut self) {
             let _ = IS_IN_THEIR_CALL.try_with(|is| is.set(false));
         }
     }
     // Also after a panic, and never one within another.
-    let _inside = Inside;
+    let _in_their_call = InTheirCall;
     let _ = IS_IN_THEIR_CALL.try_with(|is| is.set(true));
     run()
 }
