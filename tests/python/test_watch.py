@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from abi import build_nvml
-from forks import Machine
+from forks import Machine, run_program
 from running import functions_of
 from watched import Watched, as_macro, cases_of, known_calls, watch_library
 
@@ -235,3 +235,17 @@ def test_python_without_gpupool(machine):
 def test_who_gives_memory_of_the_host_may_ask_for_functions_first(machine, counts, order):
     machine.build("mallocs.c", "libmallocs.so", "-fno-builtin")
     machine.run(counts, "many_threads_at_once", **VARIABLES, **{order: ("libmallocs.so",)})
+
+
+@pytest.mark.parametrize("case", functions_of("watch/asked.py"))
+def test_gpupool_gives_what_it_and_its_neighbours_have(echo, tmp_path, case):
+    table = echo.build("table.c", "libtable.so")
+    for name in ("device", "neighbours"):
+        (tmp_path / name).mkdir()
+    variables = {
+        "GPUPOOL_HOST_MEMORY": str(64 << 20),
+        "GPUPOOL_HOST_SHARED": str(tmp_path / "device"),
+        "GPUPOOL_NEIGHBOURS": str(tmp_path / "neighbours"),
+        "GPUPOOL_NEIGHBOUR_DEADLINE_MS": "4000",
+    }
+    run_program("watch/asked.py", case, LD_PRELOAD=str(table), **variables)

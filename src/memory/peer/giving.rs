@@ -206,7 +206,11 @@ pub(in crate::memory) fn give_way(device: Device, bytes: u64) -> u64 {
 /// Gives back at most about so many bytes of a device, and none below what is to be kept; returns how many the driver has
 /// by then.
 fn give(device: Device, spare: Spare, asked: u64, kept: u64, until: Instant) -> u64 {
-    let Some(caches) = DeviceCaches::known(device) else { return 0 };
+    let Some(caches) = DeviceCaches::known(device) else {
+        // A process that has only handles of the device.
+        let has_handles = spare == Spare::Free;
+        return if has_handles { Help::IdleHandles.give(device, asked).unwrap_or(0) } else { 0 };
+    };
     let gone = gone_since(caches);
     let division = Division::of(device);
     let held = held_on(device, &division);
