@@ -1,6 +1,6 @@
-// What programs call that gpupool does not, and libgpupool_watch.so counts: a part of libcuda.c, with -DFOR_WATCH. Memory of a
-// context goes with it, physical memory has as many handles as were made of it, and what a call takes that nobody counts is
-// nothing.
+// What programs call that gpupool does not, and libgpupool_watch.so counts: a part of libcuda.c, with -DFOR_WATCH.
+// Memory of a context goes with it, physical memory has as many handles as were made of it, and what a call takes that
+// nobody counts is nothing.
 
 // What was allocated in a context.
 static void end_memory_of(const Context *context) {
@@ -114,21 +114,3 @@ TAKES(cuGraphInstantiate_v2, void *graph, void **node, char *text, size_t length
 TAKES(cuGraphInstantiateWithFlags, void *graph, Address flags)
 TAKES(cuGraphInstantiateWithParams, void *graph, void *parameters)
 TAKES(cuGraphInstantiateWithParams_ptsz, void *graph, void *parameters)
-
-Result cuGetProcAddress_v2(const char *symbol, void **function, int version, Address flags, int *found) {
-  static const char *const suffixes[] = {"_ptsz", "_v3", "_v2", ""};
-  enum { PER_THREAD_STREAMS = 2 };
-  char name[128];
-  void *self = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-  *function = NULL;
-  for (int index = flags == PER_THREAD_STREAMS ? 0 : 1; index < 4 && !*function; index++) {
-    snprintf(name, sizeof name, "%s%s", symbol, suffixes[index]);
-    *function = dlsym(self, name);
-  }
-  if (found) *found = !*function;
-  dlclose(self);
-  return *function ? 0 : 500;
-}
-Result cuGetProcAddress(const char *symbol, void **function, int version, Address flags) {
-  return cuGetProcAddress_v2(symbol, function, version, flags, NULL);
-}

@@ -4,9 +4,13 @@ What is C, C++ or Rust checks itself what it sees; it is in tests/watch.
 """
 
 import re
+import sys
 
 import pytest
-from watched import Watched, as_macro, cases_of, known_calls
+from abi import build_nvml
+from forks import Machine, run_program
+from running import functions_of
+from watched import Watched, as_macro, cases_of, known_calls, watch_library
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +31,7 @@ def machine(tmp_path_factory):
 
 def build_echo(watched, calls):
     # Its functions have the library's name as their version, for those who ask for one.
-    watched.build("echo.c", "libcuda.so.1", as_macro(calls), "-Wl,--default-symver")
+    watched.build("echo.c", "libcuda.so.1", as_macro(calls), "-Wl,--default-symver", "-Wl,-Bsymbolic-functions")
     watched.build("runtime.c", "libcudart.so.12")
     watched.build("asks_next.c", "libasks_next.so")
 
@@ -41,7 +45,7 @@ def test_every_function_is_passed_on_whichever_way_a_program_gets_at_it(echo, or
 
 def test_every_function_is_passed_on_where_the_driver_is_loaded_later(echo):
     echo.build("ways.c", "loaded", as_macro(known_calls()), "-DLOADED")
-    assert echo.run("loaded") == f"{5 * len(known_calls())} calls\n"
+    assert echo.run("loaded", after=("libasks_next.so",)) == f"{11 * len(known_calls())} calls\n"
 
 
 def test_a_function_that_the_driver_lacks_stays_missing(tmp_path):
@@ -50,9 +54,10 @@ def test_a_function_that_the_driver_lacks_stays_missing(tmp_path):
     build_echo(watched, calls)
     missing = '-DWITHOUT="cuCtxCreate_v4"'
     watched.build("ways.c", "ways", as_macro(calls), missing, needs=("libcuda.so.1",))
-    watched.run("ways", before=("libasks_next.so",))
     watched.build("ways.c", "loaded", as_macro(calls), missing, "-DLOADED")
-    watched.run("loaded")
+    for program in ("ways", "loaded"):
+        watched.run(program, before=("libasks_next.so",))
+        watched.run(program, after=("libasks_next.so",))
 
 
 @pytest.mark.parametrize("order", ["before", "after"])
@@ -137,3 +142,110 @@ device 0 {"now":>35} {"peak":>12}
   lives {"1.5 MiB":>36} {"6.5 MiB":>12}
 """
     assert re.fullmatch(expected if value == "1" else "", done.stderr), done.stderr
+
+
+@pytest.fixture
+def watched(tmp_path):
+    """Run a program with gpupool, and the library preloaded."""
+    machine = Machine("cuda", tmp_path)
+
+    def run(name, *arguments, folder=None, **variables):
+        places = [machine.driver.parent, *([folder] if folder else [])]
+        variables = {
+            "FAKE_MEMORY_MIB": "1024",
+            "LD_LIBRARY_PATH": ":".join(map(str, places)),
+            "LD_PRELOAD": str(watch_library()),
+            **variables,
+        }
+        done = machine.start(f"watch/{name}", *arguments, **variables)
+        assert (done.returncode, done.stdout) == (0, ""), f"{done.stdout}{done.stderr}"
+        return done.stderr
+
+    return run
+
+
+@pytest.mark.parametrize("virtual", ["0", "1"], ids=["plain", "virtual"])
+@pytest.mark.parametrize("case", functions_of("watch/gives.py"))
+def test_gpupool_gives_back_what_is_free_before_others_find_no_memory(watched, virtual, case):
+    assert watched("gives.py", case, FAKE_VMM=virtual) == ""
+
+
+@pytest.mark.parametrize("case", functions_of("watch/gives_pages.py"))
+def test_gpupool_gives_back_pages_and_pools_before_others_find_no_memory(watched, case):
+    assert watched("gives_pages.py", case, FAKE_VMM="1") == ""
+
+
+@pytest.fixture(scope="module")
+def nvml(tmp_path_factory):
+    """Return a folder with the library that tells what the process has."""
+    return build_nvml(tmp_path_factory.mktemp("nvml")).parent
+
+
+@pytest.mark.parametrize("case", functions_of("watch/holders.py", "what_was_given_back_is_in_the_report"))
+def test_gpupool_tells_who_holds_the_rest(watched, nvml, case):
+    assert watched("holders.py", case, FAKE_VMM="1", FAKE_PROCESS_MIB="1000", folder=nvml) == ""
+
+
+def test_the_report_has_what_gpupool_gave_back(watched, nvml):
+    variables = {"FAKE_VMM": "1", "FAKE_PROCESS_MIB": "1024", "GPUPOOL_WATCH_REPORT": "1"}
+    said = watched("holders.py", "what_was_given_back_is_in_the_report", folder=nvml, **variables)
+    expected = r"""gpupool: GPU memory of .* \(process \d+\)
+device 0 +now +peak
+  \S+ +500\.0 MiB +500\.0 MiB
+  contexts, code and others +524\.0 MiB
+  gpupool gave 3\d\d\.0 MiB back for calls that had failed, once
+"""
+    assert re.fullmatch(expected, said), said
+
+
+def test_a_program_in_cpp(machine):
+    machine.build("objects.cpp", "objects", "-std=c++17", needs=("libcuda.so.1",))
+    machine.run("objects")
+
+
+def test_a_program_in_rust(machine):
+    machine.build("frames.rs", "frames", "-L", str(machine.folder))
+    machine.run("frames")
+
+
+@pytest.mark.parametrize("case", cases_of("alone.c"))
+def test_without_a_driver_nothing_is_there(tmp_path, case):
+    watched = Watched(tmp_path)
+    watched.build("asks_next.c", "libasks_next.so")
+    watched.build("alone.c")
+    watched.run("alone", case, after=("libasks_next.so",))
+
+
+@pytest.mark.parametrize("preloaded", ["", ":", " "])
+def test_an_empty_list_of_libraries_to_preload_is_none(machine, counts, preloaded):
+    done = machine.start(counts, "every_kind_of_allocation", LD_PRELOAD=preloaded)
+    assert (done.returncode, done.stderr.split(": ")[-1]) == (
+        1,
+        "the program was not started with libgpupool_watch.so\n",
+    )
+
+
+def test_python_without_gpupool(machine):
+    program = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0)); print(ctypes.CDLL(None).dlsym is not None)"
+    told = machine.run(sys.executable, "-I", "-S", "-c", program, GPUPOOL_WATCH_REPORT="1")
+    assert told == "0\nTrue\n"
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_who_gives_memory_of_the_host_may_ask_for_functions_first(machine, counts, order):
+    machine.build("mallocs.c", "libmallocs.so", "-fno-builtin")
+    machine.run(counts, "many_threads_at_once", **VARIABLES, **{order: ("libmallocs.so",)})
+
+
+@pytest.mark.parametrize("case", functions_of("watch/asked.py"))
+def test_gpupool_gives_what_it_and_its_neighbours_have(echo, tmp_path, case):
+    table = echo.build("table.c", "libtable.so")
+    for name in ("device", "neighbours"):
+        (tmp_path / name).mkdir()
+    variables = {
+        "GPUPOOL_HOST_MEMORY": str(64 << 20),
+        "GPUPOOL_HOST_SHARED": str(tmp_path / "device"),
+        "GPUPOOL_NEIGHBOURS": str(tmp_path / "neighbours"),
+        "GPUPOOL_NEIGHBOUR_DEADLINE_MS": "4000",
+    }
+    run_program("watch/asked.py", case, LD_PRELOAD=str(table), **variables)

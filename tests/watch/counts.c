@@ -1,4 +1,5 @@
-// What is counted is what the driver has given, whatever a program does: one case for each name, on the double of the driver.
+// What is counted is what the driver has given, whatever a program does: one case for each name, on the double of the
+// driver.
 
 #include "watched.h"
 #include "driver_calls.h"
@@ -88,8 +89,8 @@ static void what_fails_changes_nothing(void) {
   IS_RIGHT(0, 0);
 }
 
-// Does something with one piece of physical memory: C creates it, T retains a handle of it by where it is mapped, R releases
-// one, M and m map it at either of two places, U and u take that back.
+// Does something with one piece of physical memory: C creates it, T retains a handle of it by where it is mapped, R
+// releases one, M and m map it at either of two places, U and u take that back.
 static Address places[2], handle;
 static void act(char what) {
   static const Properties properties = {1, 0, 1, 0, NULL, {0}};
@@ -136,7 +137,7 @@ static int every_order_of(char *done, int length, Physical now, int most) {
     int is_there = then.handles || then.first || then.second;
     Held held = held_by(NULL, 0);
     CHECK(held.bytes == double_used(0) && held.count == (uint64_t)is_there && held.bytes == (is_there ? PAGE : 0),
-          "%llu bytes in %llu after %.*s", (unsigned long long)held.bytes, (unsigned long long)held.count, length + 1, done);
+          "%d MiB in %d after %.*s", (int)(held.bytes >> 20), (int)held.count, length + 1, done);
     for (int left = then.handles; left; left--) act('R');
     if (then.first) act('U');
     if (then.second) act('u');

@@ -1,10 +1,9 @@
-// A driver that notes what it is called with and answers what the program has set, for what depends on that alone. CALLS are the
-// functions that libgpupool_watch.so knows, each with its name for cuGetProcAddress and the version of CUDA that brought
-// it, and FIND where that is cuGetProcAddress itself.
+// A driver that notes what it is called with and answers what the program has set, for what depends on that alone.
+// CALLS are the functions that libgpupool_watch.so knows, each with its name for cuGetProcAddress and the version of
+// CUDA that brought it, and FIND where that is cuGetProcAddress itself.
 
 #include "echo.h"
 
-#include <dlfcn.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -41,30 +40,33 @@ int cuMemGetInfo_v2(size_t *free, size_t *total) { *free = echo.free; *total = e
 int cuDeviceTotalMem_v2(size_t *total, int device) { *total = echo.total; return 0; }
 int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) { *flags = 0; *active = 0; return 0; }
 
-#define CALL(symbol, name, since) {#symbol, name, since},
+int cuGetProcAddress(const char *, void **, int, size_t);
+int cuGetProcAddress_v2(const char *, void **, int, size_t, int *);
+
+// Its own functions, whoever stands in for them: it is linked with -Bsymbolic-functions.
+#define CALL(symbol, name, since) {#symbol, name, since, (void *)symbol},
 #define FIND CALL
-static const struct { const char *symbol, *name; int since; } known[] = {CALLS};
-#undef CALL
+static const struct { const char *symbol, *name; int since; void *function; } known[] = {CALLS};
+enum { COUNT = sizeof known / sizeof *known, PER_THREAD_STREAMS = 2 };
 
 static int find(const char *name, void **place, int version, size_t flags) {
-  enum { PER_THREAD_STREAMS = 2 };
-  int found = 0;
-  const char *symbol = "";
+  int best = -1;
   char per_thread[64];
-  for (size_t index = 0; index < sizeof known / sizeof *known; index++)
-    if (!strcmp(known[index].name, name) && known[index].since <= version && known[index].since > found) {
-      found = known[index].since;
-      symbol = known[index].symbol;
-    }
-  void *self = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
   *place = NULL;
-  snprintf(per_thread, sizeof per_thread, "%s_ptsz", symbol);
-  if (found && flags == PER_THREAD_STREAMS) *place = dlsym(self, per_thread);
-  if (found && !*place) *place = dlsym(self, symbol);
-  dlclose(self);
-  return *place ? 0 : 500;
+  for (int index = 0; index < COUNT; index++) {
+    int is_newer = best < 0 || known[index].since > known[best].since;
+    if (!strcmp(known[index].name, name) && known[index].since <= version && is_newer) best = index;
+  }
+  if (best < 0) return 500;
+  *place = known[best].function;
+  snprintf(per_thread, sizeof per_thread, "%s_ptsz", known[best].symbol);
+  for (int index = 0; index < COUNT && flags == PER_THREAD_STREAMS; index++)
+    if (!strcmp(known[index].symbol, per_thread)) *place = known[index].function;
+  return 0;
 }
-int cuGetProcAddress(const char *name, void **place, int version, size_t flags) { return find(name, place, version, flags); }
+int cuGetProcAddress(const char *name, void **place, int version, size_t flags) {
+  return find(name, place, version, flags);
+}
 int cuGetProcAddress_v2(const char *name, void **place, int version, size_t flags, int *status) {
   int answer = find(name, place, version, flags);
   if (status) *status = answer ? 1 : 0;

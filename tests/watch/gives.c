@@ -1,4 +1,5 @@
-// What libgpupool_watch.so asks of who gives way, and what becomes of the call, on the driver of echo.c: one case for each name.
+// What libgpupool_watch.so asks of who gives way, and what becomes of the call, on the driver of echo.c: one case for
+// each name.
 
 #include "watched.h"
 #include "echo.h"
@@ -133,8 +134,8 @@ static void each_function_that_takes_memory(void) {
     begin(1, MIB);
     // Each that asks for a device has it as another argument.
     size_t second = !strcmp(symbol, "cuDevicePrimaryCtxRetain") ? 1 : strstr(symbol, "Pitch") ? (size_t)&pitch : 4096;
-    int status = known[index].function((size_t)place, second, device && strstr(symbol, "cuMem") ? (size_t)&properties : 1,
-                                       1, 1, 0, 0, 0);
+    size_t third = !strcmp(symbol, "cuMemCreate") ? (size_t)&properties : 1;
+    int status = known[index].function((size_t)place, second, third, 1, 1, 0, 0, 0);
     CHECK(member.asked == takes && status == (takes ? 0 : OUT_OF_MEMORY), "%s: asked %d times", symbol, member.asked);
     CHECK(!takes || member.device == device, "%s: of device %d", symbol, member.device);
   }
@@ -190,7 +191,7 @@ static void what_it_calls_itself_is_passed_by(void) {
   CHECK(before && after && before != after, "%p %p", (void *)before, (void *)after);
   size_t address = 0;
   begin(1, 0);
-  CHECK(after((size_t)&address, MIB, 0, 0, 0, 0, 0, 0) == OUT_OF_MEMORY && !member.asked, "asked %d times", member.asked);
+  CHECK(after((size_t)&address, MIB, 0, 0, 0, 0, 0, 0) == OUT_OF_MEMORY && !member.asked, "%d", member.asked);
   echo.status = 0;
   CHECK(!after((size_t)&address, MIB, 0, 0, 0, 0, 0, 0), "it failed");
   HOLDS(NULL, 0, 0, 0);
@@ -252,8 +253,9 @@ static void what_another_thread_gets_at_once_is_its_own(void) {
 static const Case cases[] = {
     CASE(what_is_missing_is_asked_for_and_a_little_more), CASE(as_long_as_it_does_not_help_more_is_asked_for),
     CASE(where_nothing_is_given_the_driver_s_answer_comes_back),
-    CASE(what_was_given_for_another_thread_s_call_is_enough_for_both), CASE(more_than_the_device_has_is_asked_of_nobody),
-    CASE(another_failure_is_none_of_memory), CASE(without_anybody_the_driver_is_asked_once),
+    CASE(what_was_given_for_another_thread_s_call_is_enough_for_both),
+    CASE(more_than_the_device_has_is_asked_of_nobody), CASE(another_failure_is_none_of_memory),
+    CASE(without_anybody_the_driver_is_asked_once),
     CASE(each_function_that_takes_memory), CASE(who_gives_way_is_not_asked_again_meanwhile),
     CASE(where_there_are_two_each_is_asked_for_what_is_left), CASE(too_many_are_told_so),
     CASE(what_it_calls_itself_is_passed_by), CASE(what_another_thread_gets_at_once_is_its_own)};

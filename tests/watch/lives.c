@@ -87,7 +87,7 @@ static void *opens_and_closes(void *unused) {
 // Whatever the others are in the middle of.
 static void fork_beside(void *(*other)(void *), int (*child_s)(void)) {
   pthread_t threads[2];
-  // A child of one that has counted nothing counts itself.
+  // From now on children only pass calls on.
   release(allocated(MIB));
   for (int index = 0; index < 2; index++) pthread_create(&threads[index], NULL, other, NULL);
   for (int turn = 0; turn < FORKS; turn++) {
@@ -111,7 +111,9 @@ static int allocates_and_leaves(void) { _exit(allocates_once()); }
 static int opens_a_library(void) { return dlopen("libuser_driver.so", RTLD_NOW | RTLD_LOCAL) ? 0 : 3; }
 static void children_of_one_whose_threads_allocate(void) { fork_beside(allocates, allocates_once); }
 static void children_that_open_a_library_beside_threads_that_allocate(void) { fork_beside(allocates, opens_a_library); }
-static void children_that_find_functions_beside_threads_that_allocate(void) { fork_beside(allocates, finds_functions); }
+static void children_that_find_functions_beside_threads_that_allocate(void) {
+  fork_beside(allocates, finds_functions);
+}
 static void children_of_one_whose_threads_open_libraries(void) { fork_beside(opens_and_closes, allocates_and_leaves); }
 
 static char *own_path;
@@ -135,7 +137,8 @@ static void it_starts_another_and_waits(void) {
 static const Case cases[] = {
     CASE(it_ends_with_memory), CASE(it_takes_none), CASE(a_child_passes_calls_on),
     CASE(a_child_of_one_that_had_no_memory_counts), CASE(children_of_one_whose_threads_allocate),
-    CASE(children_that_open_a_library_beside_threads_that_allocate), CASE(children_that_find_functions_beside_threads_that_allocate), CASE(children_of_one_whose_threads_open_libraries),
+    CASE(children_that_open_a_library_beside_threads_that_allocate),
+    CASE(children_that_find_functions_beside_threads_that_allocate), CASE(children_of_one_whose_threads_open_libraries),
     CASE(it_becomes_another), CASE(it_starts_another_and_waits)};
 
 int main(int count, char **arguments) {

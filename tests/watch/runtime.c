@@ -1,5 +1,5 @@
-// What stands for CUDA's runtime: a library by its name, or, with -DSTATIC, a part of the program, as NVIDIA's compiler links it. It
-// opens the driver itself and asks it for each function.
+// What stands for CUDA's runtime: a library by its name, or, with -DSTATIC, a part of the program, as NVIDIA's compiler
+// links it. It opens the driver itself and asks it for each function.
 
 #include <dlfcn.h>
 #include <stddef.h>

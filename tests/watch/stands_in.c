@@ -1,6 +1,7 @@
 // A library that is preloaded too, and stands in for dlsym and for functions of the driver, as those do that limit a
-// container's memory: it finds the linker's dlsym by its version, gives programs its own functions, and passes calls on to
-// what that dlsym gives. With -DBY_LINKER it stands in for two functions by their names alone, and asks for the next ones.
+// container's memory: it finds the linker's dlsym by its version, gives programs its own functions, and passes calls on
+// to what that dlsym gives. With -DBY_LINKER it stands in for two functions by their names alone, and asks for the next
+// ones.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>

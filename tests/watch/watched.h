@@ -1,4 +1,5 @@
-// What the programs of this folder share: the table by which libgpupool_watch.so is asked who holds how much, and checks.
+// What the programs of this folder share: the table by which libgpupool_watch.so is asked who holds how much, and
+// checks.
 
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -42,7 +43,8 @@ static inline const Table *table(void) {
 // What one file holds of a device, or all of them.
 typedef struct { const char *name; uint64_t bytes, peak, count; } Held;
 
-static inline void add_held(void *sum, const char *name, const char *path, uint64_t bytes, uint64_t peak, uint64_t count) {
+static inline void add_held(
+    void *sum, const char *name, const char *path, uint64_t bytes, uint64_t peak, uint64_t count) {
   Held *held = (Held *)sum;
   (void)path;
   if (held->name && strcmp(held->name, name)) return;

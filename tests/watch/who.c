@@ -46,6 +46,19 @@ static void of_a_library_that_calls_the_runtime(void) { is_of("libuser_runtime.s
 // As older wheels of PyTorch have it, by a name with a digest.
 static void of_a_library_that_calls_a_renamed_runtime(void) { is_of("libuser_renamed.so"); }
 
+// A driver that only one library sees is found without an error.
+static void of_a_program_that_finds_what_is_there(void) {
+  driver();
+  void *handles[] = {RTLD_DEFAULT, RTLD_NEXT, dlopen(NULL, RTLD_NOW)};
+  for (int index = 0; index < 3; index++) {
+    CHECK(!dlsym(handles[index], "cuMemNothing") && dlerror(), "it is there");
+    int (*allocate)(void **, size_t) = (int (*)(void **, size_t))dlsym(handles[index], "cuMemAlloc_v2");
+    CHECK(allocate && !dlerror(), "%d: an error is left", index);
+    allocated(allocate, MIB);
+  }
+  HOLDS("who", 0, 3 * MIB, 3);
+}
+
 static void of_a_program_that_has_the_runtime_in_it(void) {
   void *address = allocated(cudaMalloc, MIB);
   HOLDS("who", 0, MIB, 1);
@@ -80,6 +93,7 @@ static void of_a_library_that_has_been_closed(void) {
 static const Case cases[] = {
     CASE(of_a_library_that_is_linked_with_the_driver), CASE(of_a_library_that_calls_the_runtime),
     CASE(of_a_library_that_calls_a_renamed_runtime), CASE(of_a_program_that_has_the_runtime_in_it),
+    CASE(of_a_program_that_finds_what_is_there),
     CASE(of_a_library_that_has_been_closed)};
 
 int main(int count, char **arguments) { return run_case(cases, sizeof cases / sizeof *cases, count, arguments); }

@@ -1,5 +1,5 @@
-//! Forks: a child finds every lock as another thread held it at that moment, for ever. So it only passes calls on, if its
-//! parent had counted any; one of a server that leaves the GPU to its children counts as any process.
+//! Forks: a child finds every lock as another thread held it at that moment, for ever. So it only passes calls on, if
+//! its parent had counted any; one of a server that leaves the GPU to its children counts as any process.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

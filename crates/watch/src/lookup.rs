@@ -46,7 +46,8 @@ unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_v
         "mov x2, x30",
         "bl {find}",
         "mov x16, x0", "mov x17, x1",
-        "ldp x0, x1, [sp, #16]", "ldp x29, x30, [sp], #32", ".cfi_def_cfa_offset 0",
+        "ldp x0, x1, [sp, #16]", "ldp x29, x30, [sp], #32",
+        ".cfi_def_cfa_offset 0", ".cfi_restore x29", ".cfi_restore x30",
         "cbz x17, 2f", "mov x0, x16", "ret",
         "2: br x16",
         ".cfi_endproc",
@@ -79,7 +80,8 @@ unsafe extern "C" fn dlvsym(handle: *mut c_void, name: *const c_char, version: *
         "mov x3, x30",
         "bl {find}",
         "mov x16, x0", "mov x17, x1",
-        "ldp x0, x1, [sp, #16]", "ldr x2, [sp, #32]", "ldp x29, x30, [sp], #48", ".cfi_def_cfa_offset 0",
+        "ldp x0, x1, [sp, #16]", "ldr x2, [sp, #32]", "ldp x29, x30, [sp], #48",
+        ".cfi_def_cfa_offset 0", ".cfi_restore x29", ".cfi_restore x30",
         "cbz x17, 2f", "mov x0, x16", "ret",
         "2: br x16",
         ".cfi_endproc",
@@ -160,8 +162,14 @@ fn ask(handle: *mut c_void, name: &CStr, version: Option<&CStr>) -> Option<usize
 /// what comes after that library, and so is not asked itself.
 pub(crate) fn behind_us(symbol: &CStr) -> Option<usize> {
     // SAFETY: the address is that of a function of this type.
-    let next = unsafe { mem::transmute::<usize, Dlsym>(linkers())(libc::RTLD_NEXT, symbol.as_ptr()) };
-    if next.is_null() { of_driver(symbol) } else { Some(next as usize) }
+    let next = || unsafe { mem::transmute::<usize, Dlsym>(linkers())(libc::RTLD_NEXT, symbol.as_ptr()) };
+    let found = next();
+    if found.is_null() {
+        // Where there is no driver either, it is asked again: its reason is the one to be told.
+        of_driver(symbol).or_else(|| Some(next() as usize).filter(|&found| found != 0))
+    } else {
+        Some(found as usize)
+    }
 }
 
 /// Returns a function of the driver that is loaded, as by a handle of it: also where no other object sees it.

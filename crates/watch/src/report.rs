@@ -47,12 +47,8 @@ extern "C" fn write() {
             let _ = writeln!(text, "  {:<29} {:>12}", "contexts and code", size(bytes.saturating_sub(known)));
         }
         if given.times > 0 {
-            let _ = writeln!(
-                text,
-                "  gpupool gave {} back for calls that had failed, {} times",
-                size(given.bytes),
-                given.times
-            );
+            let times = if given.times == 1 { "once".to_owned() } else { format!("{} times", given.times) };
+            let _ = writeln!(text, "  gpupool gave {} back for calls that had failed, {times}", size(given.bytes));
         }
     }
     // SAFETY: the bytes are the text's. What cannot be written is not.

@@ -223,6 +223,7 @@ static ANSWERED: Condvar = Condvar::new();
 
 thread_local! {
     static IS_FOR_OTHERS: Cell<bool> = const { Cell::new(false) };
+    static IS_IN_THEIR_CALL: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Declares this thread the one that talks to other processes, which wait for it. It never waits for itself, nor for others'
@@ -233,8 +234,28 @@ pub(in crate::memory) fn be_thread_for_others() {
 }
 
 /// Returns whether this is that thread.
-pub(in crate::memory) fn is_thread_for_others() -> bool {
+fn is_thread_for_others() -> bool {
     IS_FOR_OTHERS.try_with(Cell::get) == Ok(true)
+}
+
+/// Runs what gives memory back in the middle of others' call of the driver, who may hold what callbacks wait for: they are
+/// told later, as of memory that was given to other processes.
+pub(in crate::memory) fn in_calls_of_others<R>(run: impl FnOnce() -> R) -> R {
+    struct InTheirCall;
+    impl Drop for InTheirCall {
+        fn drop(&mut self) {
+            let _ = IS_IN_THEIR_CALL.try_with(|is| is.set(false));
+        }
+    }
+    // Also after a panic, and never one within another.
+    let _in_their_call = InTheirCall;
+    let _ = IS_IN_THEIR_CALL.try_with(|is| is.set(true));
+    run()
+}
+
+/// Returns whether callbacks for what this thread gives back are to be told later.
+pub(in crate::memory) fn tells_later() -> bool {
+    is_thread_for_others() || IS_IN_THEIR_CALL.try_with(Cell::get) == Ok(true)
 }
 
 /// Returns the descriptor that is ready to be read after [`wake`]. The first call makes it.

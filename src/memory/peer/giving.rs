@@ -22,7 +22,7 @@ use super::status::{Division, gives_free_memory, is_on_offer, tell};
 use crate::error::Bytes;
 use crate::ids::Device;
 use crate::memory::cache::{DeviceCaches, ToDiscard};
-use crate::memory::device::{Patience, be_thread_for_others, wake};
+use crate::memory::device::{Patience, be_thread_for_others, in_calls_of_others, wake};
 use crate::memory::limits::reserved_on;
 use crate::memory::serve::{Help, trim_some, without_callbacks};
 use crate::memory::sleep::sleep_for_others;
@@ -190,17 +190,27 @@ pub(in crate::memory) fn give_way(device: Device, bytes: u64) -> u64 {
     let mut given: u64 = 0;
     for spare in Spare::ALL {
         if given < bytes {
-            given += give(device, spare, bytes - given, 0, until);
+            given += in_calls_of_others(|| give(device, spare, bytes - given, 0, until));
         }
     }
     let left = bytes.saturating_sub(given);
+    if left > 0
+        && let Some(caches) = DeviceCaches::known(device)
+    {
+        // What another thread is giving back no cache has any more, and the driver not yet.
+        let _ = caches.memory.under_way.wait();
+    }
     given + if left > 0 { Help::Neighbours.give(device, left).unwrap_or(0) } else { 0 }
 }
 
 /// Gives back at most about so many bytes of a device, and none below what is to be kept; returns how many the driver has
 /// by then.
 fn give(device: Device, spare: Spare, asked: u64, kept: u64, until: Instant) -> u64 {
-    let Some(caches) = DeviceCaches::known(device) else { return 0 };
+    let Some(caches) = DeviceCaches::known(device) else {
+        // A process that has only handles of the device.
+        let has_handles = spare == Spare::Free;
+        return if has_handles { Help::IdleHandles.give(device, asked).unwrap_or(0) } else { 0 };
+    };
     let gone = gone_since(caches);
     let division = Division::of(device);
     let held = held_on(device, &division);

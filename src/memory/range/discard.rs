@@ -11,7 +11,7 @@ use super::held_range::HeldRange;
 use super::page_table::PageState;
 use crate::error::Result;
 use crate::memory::cache::{Discardable, ServingCache, ToDiscard, Waiting};
-use crate::memory::device::{Until, call_out, is_thread_for_others, log_out};
+use crate::memory::device::{Until, call_out, log_out, tells_later};
 use crate::memory::serve::{Patience, release_places, settle};
 use crate::process;
 use crate::sync::{CallbackKind, MayWait, SharedList, ThisThread, ThreadNumber, lock, take_last, wait};
@@ -124,7 +124,7 @@ impl Drop for DiscardGuard {
 }
 
 impl HeldRange {
-    /// Tells of the pages that were taken for another process.
+    /// Tells of the pages that were taken for another process, or in the middle of others' call of the driver.
     pub(super) fn tell_untold(&self) {
         if self.listeners.untold.is_empty() || process::is_forked() {
             return;
@@ -190,7 +190,7 @@ impl Discardable for HeldRange {
             let kept_before = staying.len();
             let pages = self.take_discardable(priority, left, &mut staying, what.patience);
             left -= pages.len();
-            if !is_thread_for_others() {
+            if !tells_later() {
                 self.tell_discarded(&pages);
             }
             // There may be others that can go.
@@ -238,7 +238,7 @@ impl HeldRange {
             }
         }
         let pages: Vec<_> = places.iter().filter_map(|&offset| self.page_at(offset)).collect();
-        if is_thread_for_others() {
+        if tells_later() {
             // Before anybody finds the pages empty: a commit that does tells of them.
             self.listeners.untold.change(|untold| untold.extend(&pages));
         }
