@@ -4,7 +4,11 @@
 #include "watched.h"
 
 static GiveWay give_way;
-static int join(GiveWay joins) { give_way = joins; return 1; }
+static int join(GiveWay joins, Reserved has) {
+  (void)has;
+  give_way = joins;
+  return 1;
+}
 static void holders(int device, Tell tell, void *context) {
   tell(context, "NCCL", "/lib/libnccl.so.2", 5 << 20, 6 << 20, 7);
 }
