@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::fork;
 use crate::objects::{self, FileId};
 use crate::report;
 
@@ -279,6 +280,10 @@ pub(crate) unsafe extern "C" fn tell(
     tell: unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char, u64, u64, u64),
     context: *mut c_void,
 ) {
+    // Where nothing is counted no lock is taken, which the child of a fork that is just under way would find held.
+    if !fork::has_counted() {
+        return;
+    }
     for (file, held) in of(device) {
         let (name, path) = objects::names(file);
         // SAFETY: the function takes these, and keeps none; no lock is held.
