@@ -250,6 +250,22 @@ static void what_another_thread_gets_at_once_is_its_own(void) {
   HOLDS(NULL, 0, 0, 0);
 }
 
+static void what_another_thread_maps_again_at_once_is_its_own(void) {
+  size_t place;
+  Properties properties = {1, 0, 1, 0, NULL, {0}};
+  echo.gives = 7;
+  CHECK(!cuMemCreate((size_t)&place, MIB, (size_t)&properties, 0, 0, 0, 0, 0), "it failed");
+  CHECK(!cuMemMap(0x100000, MIB, 0, 7, 0, 0, 0, 0), "it failed");
+  // The same physical memory, at the same addresses.
+  as_it_goes(cuMemMap, 0x100000, MIB, 0);
+  meanwhile.arguments[3] = 7;
+  CHECK(!cuMemUnmap(0x100000, MIB, 0, 0, 0, 0, 0, 0), "it failed");
+  CHECK(!cuMemRelease(7, 0, 0, 0, 0, 0, 0, 0), "it failed");
+  HOLDS(NULL, 0, MIB, 1);
+  CHECK(!cuMemUnmap(0x100000, MIB, 0, 0, 0, 0, 0, 0), "it failed");
+  HOLDS(NULL, 0, 0, 0);
+}
+
 static const Case cases[] = {
     CASE(what_is_missing_is_asked_for_and_a_little_more), CASE(as_long_as_it_does_not_help_more_is_asked_for),
     CASE(where_nothing_is_given_the_driver_s_answer_comes_back),
@@ -258,6 +274,7 @@ static const Case cases[] = {
     CASE(without_anybody_the_driver_is_asked_once),
     CASE(each_function_that_takes_memory), CASE(who_gives_way_is_not_asked_again_meanwhile),
     CASE(where_there_are_two_each_is_asked_for_what_is_left), CASE(too_many_are_told_so),
-    CASE(what_it_calls_itself_is_passed_by), CASE(what_another_thread_gets_at_once_is_its_own)};
+    CASE(what_it_calls_itself_is_passed_by), CASE(what_another_thread_gets_at_once_is_its_own),
+    CASE(what_another_thread_maps_again_at_once_is_its_own)};
 
 int main(int count, char **arguments) { return run_case(cases, sizeof cases / sizeof *cases, count, arguments); }
