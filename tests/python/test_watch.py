@@ -238,6 +238,12 @@ def test_who_gives_memory_of_the_host_may_ask_for_functions_first(machine, count
     machine.run(counts, "many_threads_at_once", **VARIABLES, **{order: ("libmallocs.so",)})
 
 
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_who_tells_of_loaded_files_may_ask_for_functions_first(machine, counts, order):
+    machine.build("iterates.c", "libiterates.so")
+    machine.run(counts, "many_threads_at_once", **VARIABLES, **{order: ("libiterates.so",)})
+
+
 @pytest.mark.parametrize("case", functions_of("watch/asked.py"))
 def test_gpupool_gives_what_it_and_its_neighbours_have(echo, tmp_path, case):
     table = echo.build("table.c", "libtable.so")
