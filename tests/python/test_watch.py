@@ -149,7 +149,9 @@ def watched(tmp_path):
     """Run a program with gpupool, and the library preloaded."""
     machine = Machine("cuda", tmp_path)
 
-    def run(name, *arguments, folder=None, **variables):
+    def run(name, *arguments, folder=None, libraries=(), **variables):
+        for library in libraries:
+            machine.install(library)
         places = [machine.driver.parent, *([folder] if folder else [])]
         variables = {
             "FAKE_MEMORY_MIB": "1024",
@@ -173,6 +175,11 @@ def test_gpupool_gives_back_what_is_free_before_others_find_no_memory(watched, v
 @pytest.mark.parametrize("case", functions_of("watch/gives_pages.py"))
 def test_gpupool_gives_back_pages_and_pools_before_others_find_no_memory(watched, case):
     assert watched("gives_pages.py", case, FAKE_VMM="1") == ""
+
+
+@pytest.mark.parametrize("case", functions_of("watch/gives_handles.py"))
+def test_gpupool_waits_for_no_library_that_is_in_the_middle_of_the_call(watched, case):
+    assert watched("gives_handles.py", case, libraries=("cublas",)) == ""
 
 
 @pytest.fixture(scope="module")
