@@ -48,6 +48,11 @@ def test_every_function_is_passed_on_where_the_driver_is_loaded_later(echo):
     assert echo.run("loaded", after=("libasks_next.so",)) == f"{11 * len(known_calls())} calls\n"
 
 
+def test_a_driver_that_is_closed_stays_for_who_found_it_among_all(echo):
+    echo.build("reloads.c")
+    echo.run("reloads")
+
+
 def test_a_function_that_the_driver_lacks_stays_missing(tmp_path):
     watched = Watched(tmp_path)
     calls = [call for call in known_calls() if call[0] != "cuCtxCreate_v4"]
