@@ -86,6 +86,16 @@ int double_free(void *handle, void *pointer, size_t bytes) {
 void double_use(void *handle, void *stream) { ((Handle *)handle)->stream = stream; }
 int double_keep(void *handle, size_t bytes) { return double_allocate(handle, &((Handle *)handle)->kept, bytes); }
 
+// What some libraries hold during each call.
+static pthread_mutex_t own = PTHREAD_MUTEX_INITIALIZER;
+// A call that takes plain memory of the driver meanwhile, and asks for it as any program does.
+int double_allocate_alone(void **pointer, size_t bytes) {
+  pthread_mutex_lock(&own);
+  int status = of_driver("cuMemAlloc_v2", (uintptr_t)pointer, bytes);
+  pthread_mutex_unlock(&own);
+  return status;
+}
+
 static void make(void **handle) {
 #ifdef CALLERS_STRUCT
   _Static_assert(sizeof(Handle) <= CALLERS_STRUCT, "the struct has place for all that a handle has");
@@ -115,6 +125,8 @@ int CREATE(void **handle) {
 #endif
 #ifdef DESTROY
 int DESTROY(void *handle) {
+  pthread_mutex_lock(&own);
+  pthread_mutex_unlock(&own);
   CALL();
   check_device(alive("handle", handle)->device);
   void *kept = ((Handle *)handle)->kept;

@@ -48,6 +48,11 @@ def test_every_function_is_passed_on_where_the_driver_is_loaded_later(echo):
     assert echo.run("loaded", after=("libasks_next.so",)) == f"{11 * len(known_calls())} calls\n"
 
 
+def test_a_driver_that_is_closed_stays_for_who_found_it_among_all(echo):
+    echo.build("reloads.c")
+    echo.run("reloads")
+
+
 def test_a_function_that_the_driver_lacks_stays_missing(tmp_path):
     watched = Watched(tmp_path)
     calls = [call for call in known_calls() if call[0] != "cuCtxCreate_v4"]
@@ -149,7 +154,9 @@ def watched(tmp_path):
     """Run a program with gpupool, and the library preloaded."""
     machine = Machine("cuda", tmp_path)
 
-    def run(name, *arguments, folder=None, **variables):
+    def run(name, *arguments, folder=None, libraries=(), **variables):
+        for library in libraries:
+            machine.install(library)
         places = [machine.driver.parent, *([folder] if folder else [])]
         variables = {
             "FAKE_MEMORY_MIB": "1024",
@@ -173,6 +180,11 @@ def test_gpupool_gives_back_what_is_free_before_others_find_no_memory(watched, v
 @pytest.mark.parametrize("case", functions_of("watch/gives_pages.py"))
 def test_gpupool_gives_back_pages_and_pools_before_others_find_no_memory(watched, case):
     assert watched("gives_pages.py", case, FAKE_VMM="1") == ""
+
+
+@pytest.mark.parametrize("case", functions_of("watch/gives_handles.py"))
+def test_gpupool_waits_for_no_library_that_is_in_the_middle_of_the_call(watched, case):
+    assert watched("gives_handles.py", case, libraries=("cublas",)) == ""
 
 
 @pytest.fixture(scope="module")
@@ -236,6 +248,12 @@ def test_python_without_gpupool(machine):
 def test_who_gives_memory_of_the_host_may_ask_for_functions_first(machine, counts, order):
     machine.build("mallocs.c", "libmallocs.so", "-fno-builtin")
     machine.run(counts, "many_threads_at_once", **VARIABLES, **{order: ("libmallocs.so",)})
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_who_tells_of_loaded_files_may_ask_for_functions_first(machine, counts, order):
+    machine.build("iterates.c", "libiterates.so")
+    machine.run(counts, "many_threads_at_once", **VARIABLES, **{order: ("libiterates.so",)})
 
 
 @pytest.mark.parametrize("case", functions_of("watch/asked.py"))

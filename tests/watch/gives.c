@@ -5,6 +5,7 @@
 #include "echo.h"
 
 #include <pthread.h>
+#include <sys/mman.h>
 
 typedef int (*Function)(size_t, size_t, size_t, size_t, size_t, size_t, size_t, size_t);
 #define FIND(symbol, name, since)
@@ -135,7 +136,10 @@ static void each_function_that_takes_memory(void) {
     // Each that asks for a device has it as another argument.
     size_t second = !strcmp(symbol, "cuDevicePrimaryCtxRetain") ? 1 : strstr(symbol, "Pitch") ? (size_t)&pitch : 4096;
     size_t third = !strcmp(symbol, "cuMemCreate") ? (size_t)&properties : 1;
-    int status = known[index].function((size_t)place, second, third, 1, 1, 0, 0, 0);
+    // As many options as an argument says.
+    size_t options_or_1 = !strstr(symbol, "Load");
+    if (!options_or_1) third = 0;
+    int status = known[index].function((size_t)place, second, third, options_or_1, options_or_1, 0, 0, 0);
     CHECK(member.asked == takes && status == (takes ? 0 : OUT_OF_MEMORY), "%s: asked %d times", symbol, member.asked);
     CHECK(!takes || member.device == device, "%s: of device %d", symbol, member.device);
   }
@@ -250,6 +254,65 @@ static void what_another_thread_gets_at_once_is_its_own(void) {
   HOLDS(NULL, 0, 0, 0);
 }
 
+static void what_another_thread_maps_again_at_once_is_its_own(void) {
+  size_t place;
+  Properties properties = {1, 0, 1, 0, NULL, {0}};
+  echo.gives = 7;
+  CHECK(!cuMemCreate((size_t)&place, MIB, (size_t)&properties, 0, 0, 0, 0, 0), "it failed");
+  CHECK(!cuMemMap(0x100000, MIB, 0, 7, 0, 0, 0, 0), "it failed");
+  // The same physical memory, at the same addresses.
+  as_it_goes(cuMemMap, 0x100000, MIB, 0);
+  meanwhile.arguments[3] = 7;
+  CHECK(!cuMemUnmap(0x100000, MIB, 0, 0, 0, 0, 0, 0), "it failed");
+  CHECK(!cuMemRelease(7, 0, 0, 0, 0, 0, 0, 0), "it failed");
+  HOLDS(NULL, 0, MIB, 1);
+  CHECK(!cuMemUnmap(0x100000, MIB, 0, 0, 0, 0, 0, 0), "it failed");
+  HOLDS(NULL, 0, 0, 0);
+}
+
+// The driver writes to what it has read of some options: the size of a log becomes what was written of it.
+static struct { size_t values[2], seen[2]; int calls; } options;
+static void writes_to_options(void) {
+  options.seen[options.calls++ % 2] = options.values[1];
+  options.values[1] = 0;
+}
+static void what_a_call_has_written_to_its_options_is_not_told_again(void) {
+  joins();
+  size_t module, *values = options.values;
+  for (int which = 0; which < 3; which++) {
+    begin(1, MIB);
+    memset(&options, 0, sizeof options);
+    values[1] = 4096;
+    echo.meanwhile = writes_to_options;
+    int status = which == 0 ? cuModuleLoadDataEx((size_t)&module, 0, 2, 0, (size_t)values, 0, 0, 0)
+        : which == 1 ? cuLibraryLoadData((size_t)&module, 0, 0, (size_t)values, 2, 0, 0, 0)
+                     : cuLibraryLoadFromFile((size_t)&module, 0, 0, (size_t)values, 2, 0, 0, 0);
+    echo.meanwhile = NULL;
+    CHECK(!status && options.calls == 2, "status %d after %d calls", status, options.calls);
+    CHECK(options.seen[1] == 4096, "%d: a log of %d bytes", which, (int)options.seen[1]);
+    CHECK(!values[1], "what the driver has written is gone");
+  }
+}
+
+// The stack ends above the arguments: what a thread begins with may have nothing there.
+static void beyond_its_arguments_the_stack_is_not_looked_at(void) {
+#ifdef __x86_64__
+  enum { SIZE = 1 << 20, NO_ACCESS = 4096 };
+  char *stack = (char *)mmap(NULL, SIZE + NO_ACCESS, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK(stack != MAP_FAILED && !mprotect(stack + SIZE, NO_ACCESS, PROT_NONE), "there is no stack");
+  Function functions[] = {cuMemFree_v2, cuModuleLoadDataEx, cuLaunchKernelEx};
+  for (int index = 0; index < 3; index++) {
+    size_t status = 0;
+    echo.calls = 0;
+    __asm__ volatile("mov %%rsp, %%rbx\n\tmov %2, %%rsp\n\tcall *%1\n\tmov %%rbx, %%rsp"
+                     : "+a"(status)
+                     : "r"(functions[index]), "r"(stack + SIZE), "D"(0), "S"(0), "d"(0)
+                     : "rbx", "rcx", "r8", "r9", "r10", "r11", "cc", "memory");
+    CHECK(echo.calls == 1, "%d calls", echo.calls);
+  }
+#endif
+}
+
 static const Case cases[] = {
     CASE(what_is_missing_is_asked_for_and_a_little_more), CASE(as_long_as_it_does_not_help_more_is_asked_for),
     CASE(where_nothing_is_given_the_driver_s_answer_comes_back),
@@ -258,6 +321,8 @@ static const Case cases[] = {
     CASE(without_anybody_the_driver_is_asked_once),
     CASE(each_function_that_takes_memory), CASE(who_gives_way_is_not_asked_again_meanwhile),
     CASE(where_there_are_two_each_is_asked_for_what_is_left), CASE(too_many_are_told_so),
-    CASE(what_it_calls_itself_is_passed_by), CASE(what_another_thread_gets_at_once_is_its_own)};
+    CASE(what_it_calls_itself_is_passed_by), CASE(what_another_thread_gets_at_once_is_its_own),
+    CASE(what_another_thread_maps_again_at_once_is_its_own),
+    CASE(what_a_call_has_written_to_its_options_is_not_told_again), CASE(beyond_its_arguments_the_stack_is_not_looked_at)};
 
 int main(int count, char **arguments) { return run_case(cases, sizeof cases / sizeof *cases, count, arguments); }

@@ -85,10 +85,8 @@ static void *opens_and_closes(void *unused) {
   return NULL;
 }
 // Whatever the others are in the middle of.
-static void fork_beside(void *(*other)(void *), int (*child_s)(void)) {
+static void fork_at_first_beside(void *(*other)(void *), int (*child_s)(void)) {
   pthread_t threads[2];
-  // From now on children only pass calls on.
-  release(allocated(MIB));
   for (int index = 0; index < 2; index++) pthread_create(&threads[index], NULL, other, NULL);
   for (int turn = 0; turn < FORKS; turn++) {
     pid_t child = fork();
@@ -98,9 +96,22 @@ static void fork_beside(void *(*other)(void *), int (*child_s)(void)) {
   __atomic_store_n(&is_over, 1, __ATOMIC_RELAXED);
   for (int index = 0; index < 2; index++) pthread_join(threads[index], NULL);
 }
+static void fork_beside(void *(*other)(void *), int (*child_s)(void)) {
+  // From now on children only pass calls on.
+  release(allocated(MIB));
+  fork_at_first_beside(other, child_s);
+}
 static int allocates_once(void) {
   echo.meanwhile = NULL;
   release(allocated(MIB));
+  return 0;
+}
+static void *asks_who_holds(void *unused) {
+  while (!__atomic_load_n(&is_over, __ATOMIC_RELAXED)) held_by(NULL, 0);
+  return NULL;
+}
+static int asks_once(void) {
+  held_by(NULL, 0);
   return 0;
 }
 static int finds_functions(void) {
@@ -115,6 +126,12 @@ static void children_that_find_functions_beside_threads_that_allocate(void) {
   fork_beside(allocates, finds_functions);
 }
 static void children_of_one_whose_threads_open_libraries(void) { fork_beside(opens_and_closes, allocates_and_leaves); }
+static void children_that_ask_who_holds_beside_threads_that_allocate(void) { fork_beside(allocates, asks_once); }
+// They count, as nothing was before.
+static void children_of_one_whose_threads_only_ask_who_holds(void) {
+  fork_at_first_beside(asks_who_holds, allocates_and_leaves);
+  allocated(MIB);
+}
 
 static char *own_path;
 static void it_becomes_another(void) {
@@ -139,6 +156,8 @@ static const Case cases[] = {
     CASE(a_child_of_one_that_had_no_memory_counts), CASE(children_of_one_whose_threads_allocate),
     CASE(children_that_open_a_library_beside_threads_that_allocate),
     CASE(children_that_find_functions_beside_threads_that_allocate), CASE(children_of_one_whose_threads_open_libraries),
+    CASE(children_that_ask_who_holds_beside_threads_that_allocate),
+    CASE(children_of_one_whose_threads_only_ask_who_holds),
     CASE(it_becomes_another), CASE(it_starts_another_and_waits)};
 
 int main(int count, char **arguments) {

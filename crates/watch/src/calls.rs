@@ -44,6 +44,11 @@ pub(crate) enum Kind {
     /// It needs memory that nothing tells the amount of: for a context, code, which may be loaded at its first use, what a
     /// kernel has beside its arguments, a graph, a stream.
     Need(Place),
+    /// So does this, of the thread's context, which has so many arguments, more than all others.
+    Launch(usize),
+    /// The same. Of values of options the number and the place are in these arguments: the call writes to some that it has
+    /// read, as the size of a log becomes what was written of it.
+    Load { arguments: usize, count: usize, values: usize },
     /// `(CUcontext *, ...)`: so does another context, of the device in this argument.
     MakeContext(usize),
     /// `(CUcontext)`: all that was allocated in it is free.
@@ -56,6 +61,16 @@ pub(crate) enum Kind {
     Find,
     /// It gives back what no call has counted.
     Pass,
+}
+
+impl Kind {
+    /// Returns how many arguments there may be. What lies beyond those on the stack may be the end of it.
+    const fn arguments(self) -> usize {
+        match self {
+            Self::Launch(arguments) | Self::Load { arguments, .. } => arguments,
+            _ => 6,
+        }
+    }
 }
 
 /// A function of the driver.
@@ -123,16 +138,16 @@ unsafe extern "C" fn stand_in<const CALL: usize, const TARGET: usize>() {
 unsafe extern "C" fn enter(
     entry: u32,
     in_registers: *const [usize; IN_REGISTERS],
-    on_stack: *const [usize; 11 - IN_REGISTERS],
+    on_stack: *const usize,
     caller: usize,
 ) -> c_int {
     let (call, target) = (&CALLS[entry as usize / (TARGETS + 1)], entry as usize % (TARGETS + 1));
     let mut arguments = [0; 11];
-    // SAFETY: the entry has put the first there; the others are the caller's stack, as far as there are arguments, and
-    // beyond them what else it has there.
+    let more = call.kind.arguments().saturating_sub(IN_REGISTERS);
+    // SAFETY: the entry has put the first there; the caller has as many others on its stack.
     unsafe {
         arguments[..IN_REGISTERS].copy_from_slice(&*in_registers);
-        arguments[IN_REGISTERS..].copy_from_slice(&*on_stack);
+        on_stack.copy_to_nonoverlapping(arguments[IN_REGISTERS..].as_mut_ptr(), more);
     }
     // SAFETY: the target is the address of this function of the driver, and the program passes what that takes.
     unsafe { passing::pass(call, call.target(target), &arguments, caller) }
@@ -213,12 +228,12 @@ calls! {
     cuMemSetAccess, c"cuMemSetAccess", 10020, Kind::Need(Place::Current);
     cuModuleLoad, c"cuModuleLoad", 2000, Kind::Need(Place::Current);
     cuModuleLoadData, c"cuModuleLoadData", 2000, Kind::Need(Place::Current);
-    cuModuleLoadDataEx, c"cuModuleLoadDataEx", 2010, Kind::Need(Place::Current);
+    cuModuleLoadDataEx, c"cuModuleLoadDataEx", 2010, Kind::Load { arguments: 5, count: 2, values: 4 };
     cuModuleLoadFatBinary, c"cuModuleLoadFatBinary", 2000, Kind::Need(Place::Current);
     cuModuleGetFunction, c"cuModuleGetFunction", 2000, Kind::Need(Place::Current);
     cuModuleGetGlobal_v2, c"cuModuleGetGlobal", 3020, Kind::Need(Place::Current);
-    cuLibraryLoadData, c"cuLibraryLoadData", 12000, Kind::Need(Place::Current);
-    cuLibraryLoadFromFile, c"cuLibraryLoadFromFile", 12000, Kind::Need(Place::Current);
+    cuLibraryLoadData, c"cuLibraryLoadData", 12000, Kind::Load { arguments: 8, count: 4, values: 3 };
+    cuLibraryLoadFromFile, c"cuLibraryLoadFromFile", 12000, Kind::Load { arguments: 8, count: 4, values: 3 };
     cuLibraryGetModule, c"cuLibraryGetModule", 12000, Kind::Need(Place::Current);
     cuLibraryGetKernel, c"cuLibraryGetKernel", 12000, Kind::Need(Place::Current);
     cuLibraryGetGlobal, c"cuLibraryGetGlobal", 12000, Kind::Need(Place::Current);
@@ -232,12 +247,12 @@ calls! {
         Kind::Need(Place::Current);
     cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, c"cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags", 7000,
         Kind::Need(Place::Current);
-    cuLaunchKernel, c"cuLaunchKernel", 4000, Kind::Need(Place::Current);
-    cuLaunchKernel_ptsz, c"cuLaunchKernel_ptsz", 7000, Kind::Need(Place::Current);
+    cuLaunchKernel, c"cuLaunchKernel", 4000, Kind::Launch(11);
+    cuLaunchKernel_ptsz, c"cuLaunchKernel_ptsz", 7000, Kind::Launch(11);
     cuLaunchKernelEx, c"cuLaunchKernelEx", 11060, Kind::Need(Place::Current);
     cuLaunchKernelEx_ptsz, c"cuLaunchKernelEx_ptsz", 11060, Kind::Need(Place::Current);
-    cuLaunchCooperativeKernel, c"cuLaunchCooperativeKernel", 9000, Kind::Need(Place::Current);
-    cuLaunchCooperativeKernel_ptsz, c"cuLaunchCooperativeKernel_ptsz", 9000, Kind::Need(Place::Current);
+    cuLaunchCooperativeKernel, c"cuLaunchCooperativeKernel", 9000, Kind::Launch(10);
+    cuLaunchCooperativeKernel_ptsz, c"cuLaunchCooperativeKernel_ptsz", 9000, Kind::Launch(10);
     cuGraphInstantiate, c"cuGraphInstantiate", 10000, Kind::Need(Place::Current);
     cuGraphInstantiate_v2, c"cuGraphInstantiate", 11000, Kind::Need(Place::Current);
     cuGraphInstantiateWithFlags, c"cuGraphInstantiateWithFlags", 11040, Kind::Need(Place::Current);

@@ -6,9 +6,12 @@ use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem;
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use libc::{Elf64_Phdr as Segment, Elf64_Sym as Symbol, PT_DYNAMIC, PT_LOAD, dl_phdr_info};
+
+use crate::objects;
 
 const DT_NULL: usize = 0;
 const DT_STRTAB: usize = 5;
@@ -71,9 +74,58 @@ pub(crate) fn each<R>(mut call: impl FnMut(Object) -> Option<R>) -> Option<R> {
     }
     let mut search = Search { call: &mut call, found: None };
     let _asking = asking();
-    // SAFETY: `step` is called before this returns, with the search.
-    unsafe { libc::dl_iterate_phdr(Some(step::<R>), (&raw mut search).cast()) };
+    // SAFETY: the address is that of a function of this type, which calls `step` before it returns, with the search.
+    unsafe { mem::transmute::<usize, Iterate>(iterate())(step::<R>, (&raw mut search).cast()) };
     search.found
+}
+
+type Step = unsafe extern "C" fn(*mut dl_phdr_info, usize, *mut c_void) -> c_int;
+type Iterate = unsafe extern "C" fn(Step, *mut c_void) -> c_int;
+
+/// Returns the C library's own `dl_iterate_phdr`: another that stands in for it asks `dlsym` for that, which is ours.
+fn iterate() -> usize {
+    static OWN: AtomicUsize = AtomicUsize::new(0);
+
+    let known = OWN.load(Ordering::Relaxed);
+    if known != 0 {
+        return known;
+    }
+    let mut found = None;
+    // SAFETY: the linker has set it up before any code of this library runs, as far as what the process began with, which
+    // has the C library and is never unloaded.
+    let mut linked = unsafe { _r_debug.first };
+    // SAFETY: as above.
+    while let Some(object) = unsafe { linked.as_ref() }.filter(|_| found.is_none()) {
+        // SAFETY: each has a name and a dynamic section.
+        unsafe {
+            if objects::file_name(CStr::from_ptr(object.name)).starts_with(b"libc.so") {
+                found = definition(object.base, object.dynamic, c"dl_iterate_phdr");
+            }
+        }
+        linked = object.next;
+    }
+    let own = found.unwrap_or(libc::dl_iterate_phdr as *const () as usize);
+    OWN.store(own, Ordering::Relaxed);
+    own
+}
+
+/// `struct link_map` and `struct r_debug` of `link.h`.
+#[repr(C)]
+struct Linked {
+    base: usize,
+    name: *const c_char,
+    dynamic: *const [usize; 2],
+    next: *const Linked,
+}
+
+#[repr(C)]
+struct Debugged {
+    version: c_int,
+    first: *const Linked,
+}
+
+unsafe extern "C" {
+    static _r_debug: Debugged;
 }
 
 impl Object {
@@ -106,30 +158,38 @@ impl Object {
     /// Returns the address at which it defines a function.
     pub(crate) fn definition(&self, name: &CStr) -> Option<usize> {
         let dynamic = self.segments.iter().find(|segment| segment.p_type == PT_DYNAMIC)?;
-        let mut entry = self.at(dynamic.p_vaddr as usize) as *const [usize; 2];
-        let (mut strings, mut symbols, mut hash) = (0, 0, 0);
-        loop {
-            // SAFETY: the linker has loaded this section, which ends with DT_NULL.
-            let [tag, value] = unsafe { *entry };
-            // The linker has added the base, but not for what the kernel provides.
-            let address = if value < self.base { self.at(value) } else { value };
-            match tag {
-                DT_NULL => break,
-                DT_STRTAB => strings = address,
-                DT_SYMTAB => symbols = address,
-                DT_GNU_HASH => hash = address,
-                _ => {}
-            }
-            // SAFETY: DT_NULL was not reached.
-            entry = unsafe { entry.add(1) };
-        }
-        if strings == 0 || symbols == 0 || hash == 0 {
-            return None;
-        }
-        // SAFETY: the three are the addresses of the tables of a loaded object.
-        unsafe { look_up(name, strings as *const c_char, symbols as *const Symbol, hash as *const u32) }
-            .map(|offset| self.at(offset))
+        // SAFETY: the linker has loaded this section.
+        unsafe { definition(self.base, self.at(dynamic.p_vaddr as usize) as *const _, name) }
     }
+}
+
+/// Returns the address at which an object defines a function.
+///
+/// # Safety
+/// These are where a loaded object is, and its dynamic section.
+unsafe fn definition(base: usize, mut entry: *const [usize; 2], name: &CStr) -> Option<usize> {
+    let (mut strings, mut symbols, mut hash) = (0, 0, 0);
+    loop {
+        // SAFETY: the section ends with DT_NULL.
+        let [tag, value] = unsafe { *entry };
+        // The linker has added the base, but not for what the kernel provides.
+        let address = if value < base { base.wrapping_add(value) } else { value };
+        match tag {
+            DT_NULL => break,
+            DT_STRTAB => strings = address,
+            DT_SYMTAB => symbols = address,
+            DT_GNU_HASH => hash = address,
+            _ => {}
+        }
+        // SAFETY: DT_NULL was not reached.
+        entry = unsafe { entry.add(1) };
+    }
+    if strings == 0 || symbols == 0 || hash == 0 {
+        return None;
+    }
+    // SAFETY: the three are the addresses of the tables of a loaded object.
+    unsafe { look_up(name, strings as *const c_char, symbols as *const Symbol, hash as *const u32) }
+        .map(|offset| base.wrapping_add(offset))
 }
 
 /// Returns the value of a defined symbol, by the table DT_GNU_HASH (`elf/dl-lookup.c` of glibc describes it by its code).

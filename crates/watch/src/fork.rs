@@ -33,3 +33,8 @@ pub(crate) fn is_forked() -> bool {
     HAS_COUNTED.store(true, Ordering::Relaxed);
     IS_FORKED.load(Ordering::Relaxed)
 }
+
+/// Returns whether this process, not one before a fork, has counted: otherwise nothing is to be asked for.
+pub(crate) fn has_counted() -> bool {
+    HAS_COUNTED.load(Ordering::Relaxed) && !IS_FORKED.load(Ordering::Relaxed)
+}

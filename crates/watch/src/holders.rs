@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::fork;
 use crate::objects::{self, FileId};
 use crate::report;
 
@@ -28,6 +29,15 @@ struct Physical {
     block: Block,
     handles: u32,
     mappings: u32,
+}
+
+/// Where physical memory is, by the first byte.
+#[derive(Clone, Copy)]
+pub(crate) struct Mapping {
+    end: usize,
+    /// Its own: the same memory may be in the same place once more.
+    number: u64,
+    physical: u64,
 }
 
 /// What a file holds of a device.
@@ -54,8 +64,7 @@ struct Holders {
     physical: BTreeMap<u64, Physical>,
     /// Numbers, by handle.
     handles: BTreeMap<usize, u64>,
-    /// The end and the number, by the first byte.
-    mappings: BTreeMap<usize, (usize, u64)>,
+    mappings: BTreeMap<usize, Mapping>,
     /// Numbers of the contexts that programs have made, which are no device's primary one.
     contexts: BTreeMap<usize, u64>,
     held: BTreeMap<(c_int, Option<FileId>), Held>,
@@ -152,7 +161,7 @@ pub(crate) fn create(handle: usize, block: Block) {
 pub(crate) fn retain(handle: usize, address: usize) {
     let mut holders = holders();
     let mapping = holders.mappings.range(..=address).next_back();
-    if let Some(number) = mapping.filter(|(_, (end, _))| address < *end).map(|(_, (_, number))| *number) {
+    if let Some(number) = mapping.filter(|(_, mapping)| address < mapping.end).map(|(_, mapping)| mapping.physical) {
         holders.handles.insert(handle, number);
         holders.change(number, |physical| physical.handles += 1);
     }
@@ -161,9 +170,10 @@ pub(crate) fn retain(handle: usize, address: usize) {
 /// Counts a mapping of so many bytes.
 pub(crate) fn map(address: usize, bytes: usize, handle: usize) {
     let mut holders = holders();
-    if let Some(&number) = holders.handles.get(&handle) {
-        holders.mappings.insert(address, (address + bytes, number));
-        holders.change(number, |physical| physical.mappings += 1);
+    if let Some(&physical) = holders.handles.get(&handle) {
+        let number = holders.next_number();
+        holders.mappings.insert(address, Mapping { end: address.saturating_add(bytes), number, physical });
+        holders.change(physical, |physical| physical.mappings += 1);
     }
 }
 
@@ -180,7 +190,7 @@ pub(crate) enum Leaving {
     Blocks(Vec<(usize, u64)>),
     Context(usize, u64, Vec<(usize, u64)>),
     Handle(usize, u64),
-    Mappings(Vec<(usize, u64)>),
+    Mappings(Vec<(usize, Mapping)>),
 }
 
 impl Leaving {
@@ -212,7 +222,7 @@ impl Leaving {
     pub(crate) fn mappings(address: usize, bytes: usize) -> Self {
         let holders = holders();
         let inside = holders.mappings.range(address..address.saturating_add(bytes));
-        Self::Mappings(inside.map(|(&at, &(_, number))| (at, number)).collect())
+        Self::Mappings(inside.map(|(&at, &mapping)| (at, mapping)).collect())
     }
 
     /// Counts it as gone.
@@ -234,11 +244,11 @@ impl Leaving {
                 }
             }
             Self::Mappings(mappings) => {
-                for (address, number) in mappings {
-                    if holders.mappings.get(&address).is_some_and(|mapping| mapping.1 == number) {
+                for (address, gone) in mappings {
+                    if holders.mappings.get(&address).is_some_and(|mapping| mapping.number == gone.number) {
                         holders.mappings.remove(&address);
                     }
-                    holders.change(number, |physical| physical.mappings = physical.mappings.saturating_sub(1));
+                    holders.change(gone.physical, |physical| physical.mappings = physical.mappings.saturating_sub(1));
                 }
             }
         }
@@ -279,6 +289,10 @@ pub(crate) unsafe extern "C" fn tell(
     tell: unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char, u64, u64, u64),
     context: *mut c_void,
 ) {
+    // Where nothing is counted no lock is taken, which the child of a fork that is just under way would find held.
+    if !fork::has_counted() {
+        return;
+    }
     for (file, held) in of(device) {
         let (name, path) = objects::names(file);
         // SAFETY: the function takes these, and keeps none; no lock is held.

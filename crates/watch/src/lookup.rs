@@ -168,6 +168,8 @@ pub(crate) fn behind_us(symbol: &CStr) -> Option<usize> {
         // Where there is no driver either, it is asked again: its reason is the one to be told.
         of_driver(symbol).or_else(|| Some(next() as usize).filter(|&found| found != 0))
     } else {
+        // For a program that finds it so the linker keeps the driver open, and its address is kept here.
+        let _ = of_driver(symbol);
         Some(found as usize)
     }
 }

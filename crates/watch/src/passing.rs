@@ -61,8 +61,17 @@ pub(crate) unsafe fn pass(call: &Call, target: usize, arguments: &Arguments, cal
         // SAFETY: it takes no more than these, in the way of C, and the program has passed them for it.
         unsafe { std::mem::transmute::<usize, Function>(target)(a, b, c, d, e, f, g, h, i, j, k) }
     };
-    if let Kind::Need(place) = call.kind {
-        // Kernels are launched so, for whom nothing is counted.
+    // Kernels are launched so, for whom nothing is counted.
+    let place = match call.kind {
+        Kind::Need(place) => Some(place),
+        Kind::Launch(_) => Some(Place::Current),
+        Kind::Load { count, values, .. } => {
+            // SAFETY: the program passes so many values.
+            return unsafe { load(arguments[count] as u32 as usize, arguments[values] as *mut usize, pass_on) };
+        }
+        _ => None,
+    };
+    if let Some(place) = place {
         let status = pass_on();
         return if status == OUT_OF_MEMORY { needed(place, arguments, pass_on) } else { status };
     }
@@ -82,6 +91,27 @@ pub(crate) unsafe fn pass(call: &Call, target: usize, arguments: &Arguments, cal
 
 type Function =
     unsafe extern "C" fn(usize, usize, usize, usize, usize, usize, usize, usize, usize, usize, usize) -> c_int;
+
+/// Makes a call that loads code, with the same values of its options each time.
+///
+/// # Safety
+/// There are so many values.
+unsafe fn load(count: usize, values: *mut usize, pass_on: impl Fn() -> c_int) -> c_int {
+    let count = if values.is_null() { 0 } else { count };
+    // SAFETY: as above; they need not be aligned.
+    let before: Vec<usize> = (0..count).map(|index| unsafe { values.add(index).read_unaligned() }).collect();
+    let status = pass_on();
+    if status != OUT_OF_MEMORY {
+        return status;
+    }
+    needed(Place::Current, &[0; 11], || {
+        for (index, &value) in before.iter().enumerate() {
+            // SAFETY: as above. The driver writes to some of them.
+            unsafe { values.add(index).write_unaligned(value) };
+        }
+        pass_on()
+    })
+}
 
 /// Makes a call again that found no memory for what it does.
 #[cold]
@@ -103,7 +133,7 @@ fn needed(place: Place, arguments: &Arguments, pass_on: impl Fn() -> c_int) -> c
 unsafe fn counted(call: &Call, arguments: &Arguments, caller: usize, pass_on: impl Fn() -> c_int) -> c_int {
     let [first, second, third, fourth, ..] = *arguments;
     match call.kind {
-        Kind::Pass | Kind::Need(_) => pass_on(),
+        Kind::Pass | Kind::Need(_) | Kind::Launch(_) | Kind::Load { .. } => pass_on(),
         Kind::Find => {
             let status = pass_on();
             if status == SUCCESS {

@@ -253,9 +253,14 @@ pub(in crate::memory) fn in_calls_of_others<R>(run: impl FnOnce() -> R) -> R {
     run()
 }
 
+/// Returns whether this thread is in [`in_calls_of_others`].
+pub(in crate::memory) fn is_in_call_of_others() -> bool {
+    IS_IN_THEIR_CALL.try_with(Cell::get) == Ok(true)
+}
+
 /// Returns whether callbacks for what this thread gives back are to be told later.
 pub(in crate::memory) fn tells_later() -> bool {
-    is_thread_for_others() || IS_IN_THEIR_CALL.try_with(Cell::get) == Ok(true)
+    is_thread_for_others() || is_in_call_of_others()
 }
 
 /// Returns the descriptor that is ready to be read after [`wake`]. The first call makes it.

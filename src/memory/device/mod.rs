@@ -22,8 +22,8 @@ pub(crate) use budget::CallTimes;
 pub(in crate::memory) use budget::{Budget, BudgetClaim, Flow, LivePeak, PINNED, PINNED_GONE, PINNED_MADE};
 pub(in crate::memory) use device_memory::DeviceMemory;
 pub(in crate::memory) use elsewhere::{
-    DescribedExtent, KeptMapping, Region, be_thread_for_others, end_where_asked, in_calls_of_others, regions_ended,
-    tells_later, wake, wakeup,
+    DescribedExtent, KeptMapping, Region, be_thread_for_others, end_where_asked, in_calls_of_others,
+    is_in_call_of_others, regions_ended, tells_later, wake, wakeup,
 };
 pub(in crate::memory) use pages::{BLOCKS_MAX, Invalid, LENT, Mapping, PageEntry, Pages, run_of};
 pub(in crate::memory) use retired::{EndingExtents, ExtentEnd, Remains};

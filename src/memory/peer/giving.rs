@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ use super::status::{Division, gives_free_memory, is_on_offer, tell};
 use crate::error::Bytes;
 use crate::ids::Device;
 use crate::memory::cache::{DeviceCaches, ToDiscard};
-use crate::memory::device::{Patience, be_thread_for_others, in_calls_of_others, wake};
+use crate::memory::device::{Patience, be_thread_for_others, in_calls_of_others, is_in_call_of_others, wake};
 use crate::memory::limits::reserved_on;
 use crate::memory::serve::{Help, trim_some, without_callbacks};
 use crate::memory::sleep::sleep_for_others;
@@ -209,7 +209,7 @@ fn give(device: Device, spare: Spare, asked: u64, kept: u64, until: Instant) -> 
     let Some(caches) = DeviceCaches::known(device) else {
         // A process that has only handles of the device.
         let has_handles = spare == Spare::Free;
-        return if has_handles { Help::IdleHandles.give(device, asked).unwrap_or(0) } else { 0 };
+        return if has_handles { give_handles(device, asked, until) } else { 0 };
     };
     let gone = gone_since(caches);
     let division = Division::of(device);
@@ -301,7 +301,27 @@ fn give_free(caches: &'static DeviceCaches, device: Device, allowance: Allowance
     if going >= allowance.asked {
         return 0;
     }
-    Help::IdleHandles.give(device, allowance.asked).unwrap_or(0)
+    give_handles(device, allowance.asked, until)
+}
+
+/// Destroys idle handles, and returns how many bytes went. Others' call of the driver may be in the middle of one of the very
+/// library, which has locked what destroying waits for: then another thread does it, which is waited for that long.
+fn give_handles(device: Device, bytes: u64, until: Instant) -> u64 {
+    let give = move || Help::IdleHandles.give(device, bytes).unwrap_or(0);
+    if !is_in_call_of_others() {
+        return give();
+    }
+    let (told, given) = mpsc::channel();
+    let run = move || {
+        be_thread_for_others();
+        let _ = told.send(give());
+    };
+    let has_begun = Help::IdleHandles.is_there() && thread::Builder::new().name(THREAD.to_owned()).spawn(run).is_ok();
+    if !has_begun {
+        return 0;
+    }
+    // What goes later is there for the next call.
+    given.recv_timeout(until.saturating_duration_since(Instant::now())).unwrap_or(0)
 }
 
 fn give_offered(caches: &'static DeviceCaches, allowance: Allowance, until: Instant) {

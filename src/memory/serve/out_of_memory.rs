@@ -235,6 +235,11 @@ impl Help {
         location.device().map(|device| call(*helper, device))
     }
 
+    /// Returns whether there is who gives this.
+    pub(in crate::memory) fn is_there(self) -> bool {
+        HELPERS[self as usize].get().is_some()
+    }
+
     /// Gives back memory of a device, as [`Helper::give`].
     pub(crate) fn give(self, device: Device, bytes: u64) -> Option<u64> {
         self.with(device.into(), |helper, device| helper.give(device, bytes)).flatten()
