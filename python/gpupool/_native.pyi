@@ -2547,6 +2547,7 @@ class Neighbour:
         priority: int,
         system_limit: int | None,
         is_self: bool,
+        holders: list[tuple[str, int]] | None,
         pools: list[NeighbourPool] | None,
     ) -> Self: ...
     @property
@@ -2617,6 +2618,13 @@ class Neighbour:
     @property
     def is_self(self) -> bool:
         """True if it is this process."""
+
+    @property
+    def holders(self) -> list[tuple[str, int]] | None:
+        """The names of its other libraries and the bytes that each holds, the largest first, if it is watched.
+
+        At most 64 are told; None if it was not asked for its pools.
+        """
 
     @property
     def pools(self) -> list[NeighbourPool] | None:

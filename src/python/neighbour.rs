@@ -32,6 +32,7 @@ value_class! {
         priority: i32 = neighbour.priority,
         system_limit: Option<u64> = neighbour.system_limit,
         is_self: bool = neighbour.is_self,
+        holders: Option<Vec<(String, u64)>> = neighbour.holders,
         pools: Option<Vec<PyNeighbourPool>> = neighbour.pools.map(|pools| pools.into_iter().map(Into::into).collect()),
     } told by told
 }

@@ -43,6 +43,7 @@ def neighbour(pid=1, name="one", device=0, reserved=0, **more):
         (f"{name}_bytes" for name in ("live", "free", "asleep", "discardable", "offered", "claimed")), 0
     )
     told |= {"guarantee": 0, "most": None, "priority": 0, "system_limit": None, "pools": None, "holder_bytes": None}
+    told |= {"holders": None}
     told |= {"pid": pid, "name": name, "device": device, "reserved_bytes": reserved}
     return SimpleNamespace(**told | more)
 
@@ -54,7 +55,9 @@ def tell(monkeypatch):
     def tell(*neighbours):
         def on_device(device, pools):
             found = [each for each in neighbours if each.device == device]
-            return found if pools else [SimpleNamespace(**vars(each) | {"pools": None}) for each in found]
+            return (
+                found if pools else [SimpleNamespace(**vars(each) | {"pools": None, "holders": None}) for each in found]
+            )
 
         monkeypatch.setattr(gpupool, "neighbours", on_device)
 
@@ -365,14 +368,17 @@ def pool(*pool_id, name=None, **sizes):
 
 def test_pools_are_shown_of_processes_that_tell_of_them(tell):
     pools = [pool(0, 1, name="cache", reserved_bytes=GIB), pool(0, 3, live_bytes=MIB), pool(0, 0, free_bytes=MIB)]
-    tell(neighbour(1, "a", reserved=3, pools=pools), neighbour(2, "b", reserved=2))
+    libraries = [("NCCL", 2 * GIB), ("cuBLAS", MIB)]
+    tell(neighbour(1, "a", reserved=3, pools=pools, holders=libraries), neighbour(2, "b", reserved=2))
     found = Watch().look(pools=True)
-    shown = as_text(found.only(0), View(has_pools=True), 80).splitlines()[3:7]
+    shown = as_text(found.only(0), View(has_pools=True), 80).splitlines()[3:9]
     assert [line.split()[:4] for line in shown] == [
         ["1", "a", "3", "0"],
         ["cache", "1.00G"],
         ["pool", "(0,", "3)", "1.00M"],
         ["default", "pool", "1.00M"],
+        ["NCCL", "2.00G"],
+        ["cuBLAS", "1.00M"],
     ]
     assert not re.search("cache|pool [(]|default pool", as_text(found, View(), 80))
 
@@ -411,7 +417,7 @@ def test_once_is_as_wide_as_columns_says(tell, capsys, monkeypatch):
 
 def test_json_of_one_look(tell, capsys):
     pools = [pool(0, 3, reserved_bytes=1, live_bytes=2)]
-    tell(neighbour(1, "a", reserved=5, most=9), neighbour(2, "b", reserved=2, pools=pools))
+    tell(neighbour(1, "a", reserved=5, most=9), neighbour(2, "b", reserved=2, pools=pools, holders=[("NCCL", 7)]))
     assert main(["top", "--once", "--json", "--pools", "--device", "0"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     found = json.loads(line)
@@ -439,6 +445,7 @@ def test_json_of_one_look(tell, capsys):
     (found,) = second["pools"]
     assert (found["name"], found["reserved_bytes"], found["free_bytes"]) == ("pool (0, 3)", 1, None)
     assert "most" not in found
+    assert second["libraries"] == [{"name": "NCCL", "holder_bytes": 7}]
     assert main(["top", "--once", "--json", "--device", "0"]) == 0
     assert not any("pools" in each for each in json.loads(capsys.readouterr().out)["devices"][0]["processes"])
 

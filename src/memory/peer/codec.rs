@@ -175,6 +175,8 @@ pub(super) struct Told {
     pub(super) held: Vec<Held>,
     /// If they were asked for.
     pub(super) pools: Vec<PoolHeld>,
+    /// If those were: the names of other libraries of the process, and the bytes that each holds.
+    pub(super) others: Vec<(String, u64)>,
 }
 
 /// What a process holds of a device. All numbers but the priority are bytes.
@@ -250,9 +252,10 @@ impl Message for Answer {
             Self::Refused(why) | Self::Failed(why) => why.len() <= REASON_BYTES,
             Self::Told(told) => {
                 told.held.len() <= DEVICES_MOST
-                    && told.pools.len() <= POOLS_MOST
+                    && told.pools.len().max(told.others.len()) <= POOLS_MOST
                     && make_printable(&mut told.name)
                     && told.pools.iter_mut().filter_map(|pool| pool.name.as_mut()).all(make_printable)
+                    && told.others.iter_mut().all(|(name, bytes)| make_printable(name) && *bytes <= BYTES_MOST)
                     && told.held.iter_mut().flat_map(Held::counts).all(|count| *count <= BYTES_MOST)
                     && told.pools.iter().flat_map(|pool| pool.bytes).all(|count| count <= BYTES_MOST)
             }

@@ -32,7 +32,7 @@ use crate::observe::nvtx;
 use crate::observe::target::MEMORY;
 use crate::process;
 use crate::runtime::KnownUuids;
-use crate::sync::{ThisThread, lock};
+use crate::sync::{InHand, ThisThread, lock};
 
 /// The name of the thread; the system keeps 15 bytes.
 const THREAD: &str = "gpupool-give";
@@ -190,6 +190,9 @@ pub(in crate::memory) fn give_way(device: Device, bytes: u64) -> u64 {
     let mut given: u64 = 0;
     for spare in Spare::ALL {
         if given < bytes {
+            // Whoever changes a pool may wait for what the caller of the driver holds, so none that another thread changes
+            // is waited for.
+            let _in_hand = (spare == Spare::Offered).then(InHand::begin);
             given += in_calls_of_others(|| give(device, spare, bytes - given, 0, until));
         }
     }

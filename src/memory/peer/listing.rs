@@ -4,7 +4,7 @@ use super::ask::{WaitFor, what_they_hold};
 use super::codec::{Held, PoolHeld, Told};
 use super::place::membership;
 use super::settings::name;
-use super::status::{held_of, pools_of};
+use super::status::{held_of, others_of, pools_of};
 use crate::error::Result;
 use crate::ids::Device;
 use crate::memory::pool::PoolId;
@@ -49,6 +49,9 @@ pub struct Neighbour {
     pub is_self: bool,
     /// Its pools there, the largest first, of which 64 are told; none if it was not asked for them.
     pub pools: Option<Vec<NeighbourPool>>,
+    /// The names of its other libraries and the bytes that each holds there, the largest first, if it is watched; none if it
+    /// was not asked for its pools.
+    pub holders: Option<Vec<(String, u64)>>,
 }
 
 /// What a pool of another process holds, in bytes.
@@ -98,6 +101,7 @@ impl Neighbour {
             system_limit: held.system_limit,
             is_self,
             pools: None,
+            holders: None,
         }
     }
 }
@@ -133,11 +137,13 @@ fn list(device: Device, has_pools: bool) -> Result<Vec<Neighbour>> {
         name: name(),
         held: held_of(device, u64::MAX).into_iter().collect(),
         pools: if has_pools { pools_of(device) } else { Vec::new() },
+        others: if has_pools { others_of(device) } else { Vec::new() },
     });
     let on_device = |(told, is_self): (&Told, bool)| {
         let held = told.held.iter().find(|held| held.device == uuid)?;
         let pools = has_pools.then(|| told.pools.iter().map(NeighbourPool::from).collect());
-        Some(Neighbour { pools, ..Neighbour::new(told, held, device, is_self) })
+        let holders = has_pools.then(|| told.others.clone());
+        Some(Neighbour { pools, holders, ..Neighbour::new(told, held, device, is_self) })
     };
     let others = heard.told().map(|told| (told, false));
     let mut found: Vec<_> = others.chain(own.iter().map(|own| (own, true))).filter_map(on_device).collect();

@@ -4,14 +4,14 @@
 use std::cmp::Reverse;
 
 use super::claims::{claimed_on, devices_claimed, is_claim_held, next};
-use super::codec::{DEVICES_MOST, Held, POOLS_MOST, PoolHeld, Told};
+use super::codec::{BYTES_MOST, DEVICES_MOST, Held, POOLS_MOST, PoolHeld, Told, cut_name};
 use super::settings::{Limits, devices_set, limits_on, name};
 use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
 use crate::memory::limits::devices_in_use;
 use crate::memory::pool::Pool;
 use crate::memory::report::{PoolStats, PoolSummary, summarize};
-use crate::memory::serve::held_by_others;
+use crate::memory::serve::{held_by_others, holders};
 use crate::memory::system_limit::system_limit;
 use crate::runtime::{DeviceUuid, KnownUuids};
 
@@ -110,7 +110,15 @@ pub(super) fn tell(before: u64, with_pools: Option<DeviceUuid>) -> Told {
     devices.dedup();
     let held = devices.into_iter().filter_map(|device| held_of(device, before)).map(Held::limited);
     let pools = with_pools.flatten().into_iter().flat_map(pools_of).map(PoolHeld::limited).collect();
-    Told { process: std::process::id(), name: name(), held: held.take(DEVICES_MOST).collect(), pools }
+    let others = with_pools.flatten().map_or_else(Vec::new, others_of);
+    Told { process: std::process::id(), name: name(), held: held.take(DEVICES_MOST).collect(), pools, others }
+}
+
+/// Returns the names of other libraries of this process, and the bytes that each holds of a device: as many as are told, the
+/// largest first.
+pub(super) fn others_of(device: Device) -> Vec<(String, u64)> {
+    let found = holders(device.into()).into_iter().filter(|holder| holder.bytes > 0).take(POOLS_MOST);
+    found.map(|holder| (cut_name(&holder.name).to_owned(), holder.bytes.min(BYTES_MOST))).collect()
 }
 
 /// Returns what this process holds of a device; none if the driver does not tell which that is.

@@ -51,7 +51,8 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--pools",
         action="store_true",
-        help="ask each process for its pools, and show those below it, from the largest on, at most 64",
+        help="ask each process for its pools and what other libraries hold, and show those below it, from the largest "
+        "on, at most 64 each",
     )
     parser.add_argument("--device", type=int, metavar="N", help="show this device alone (default: all)")
 

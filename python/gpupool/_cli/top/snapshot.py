@@ -34,6 +34,8 @@ class Holder:
     system_limit: int | None = None
     # None if the process was not asked for them.
     pools: tuple["Holder", ...] | None = None
+    # The same, of its other libraries.
+    libraries: tuple["Holder", ...] | None = None
 
     @property
     def is_over(self) -> bool:
@@ -88,12 +90,9 @@ class Snapshot:
         found = asdict(self)
         for device in found["devices"]:
             for process in device["processes"]:
-                if process["pools"] is None:
-                    del process["pools"]
-                for pool in process.get("pools", ()):
-                    # What a process alone has.
-                    for name in ("pid", "holder_bytes", "guarantee", "most", "priority", "system_limit", "pools"):
-                        del pool[name]
+                for kind, known in (("pools", _OF_POOLS), ("libraries", ("name", "holder_bytes"))):
+                    if (parts := process.pop(kind)) is not None:
+                        process[kind] = [{name: part[name] for name in known} for part in parts]
         return json.dumps({"schema": 1, **found})
 
 
@@ -157,12 +156,19 @@ class Watch:
 
 
 # What neighbours and pools are asked for; a pool may have less of it.
-_ASKED = [field.name for field in fields(Holder) if field.name not in ("name", "pid", "pools")]
+_ASKED = [field.name for field in fields(Holder) if field.name not in ("name", "pid", "pools", "libraries")]
+_OF_POOLS = (
+    "name",
+    *(name for name in _ASKED if name not in ("holder_bytes", "guarantee", "most", "priority", "system_limit")),
+)
 
 
 def _holder(neighbour: gpupool.typing.Neighbour) -> Holder:
     pools = None if neighbour.pools is None else tuple(_pool(each) for each in neighbour.pools)
-    return Holder(name=neighbour.name, pid=neighbour.pid, pools=pools, **_sizes(neighbour))
+    libraries = None
+    if neighbour.holders is not None:
+        libraries = tuple(Holder(name=name, holder_bytes=nbytes) for name, nbytes in neighbour.holders)
+    return Holder(name=neighbour.name, pid=neighbour.pid, pools=pools, libraries=libraries, **_sizes(neighbour))
 
 
 def _pool(pool: gpupool.typing.NeighbourPool) -> Holder:

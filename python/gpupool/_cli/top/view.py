@@ -60,12 +60,12 @@ def device_line(device: Device) -> tuple[str, str]:
 
 
 def rows(device: Device, view: View) -> Iterator[tuple[str, Holder]]:
-    """Yield who holds a device's memory, each with its kind: processes, below them pools if asked for, and others."""
+    """Yield who holds a device's memory, each with its kind: processes, below each its parts if asked, and others."""
     for process in ordered(device.processes, view.sort, view.is_reversed):
         yield ("over" if process.is_over else "process"), process
         if view.has_pools:
-            for pool in process.pools or ():
-                yield "pool", pool
+            for part in (*(process.pools or ()), *(process.libraries or ())):
+                yield "pool", part
     if device.others_bytes is not None:
         yield "others", Holder(name="others (driver's count)", reserved_bytes=device.others_bytes)
 

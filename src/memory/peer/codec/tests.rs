@@ -18,11 +18,16 @@ fn held(device: u8) -> Held {
 }
 
 fn told(name: &str, held: Vec<Held>) -> Answer {
-    Answer::Told(Told { process: 77, name: name.to_owned(), held, pools: Vec::new() })
+    Answer::Told(Told { process: 77, name: name.to_owned(), held, pools: Vec::new(), others: Vec::new() })
 }
 
 fn told_pools(pools: Vec<PoolHeld>) -> Answer {
-    Answer::Told(Told { process: 77, name: "n".repeat(NAME_BYTES), held: vec![held(1)], pools })
+    Answer::Told(Told { process: 77, name: "n".repeat(NAME_BYTES), held: vec![held(1)], pools, others: Vec::new() })
+}
+
+fn told_others(others: Vec<(&str, u64)>) -> Answer {
+    let others = others.into_iter().map(|(name, bytes)| (name.to_owned(), bytes)).collect();
+    Answer::Told(Told { process: 77, name: "n".to_owned(), held: vec![held(1)], pools: Vec::new(), others })
 }
 
 fn pool(name: Option<&str>) -> PoolHeld {
@@ -74,6 +79,7 @@ fn answers() -> Vec<Answer> {
         told(&"n".repeat(NAME_BYTES), vec![most; DEVICES_MOST]),
         Answer::Given(BYTES_MOST),
         told_pools(vec![pool(Some("weights")), pool(None)]),
+        told_others(vec![("NCCL", BYTES_MOST); POOLS_MOST]),
         told_pools(vec![PoolHeld { bytes: [BYTES_MOST; 4], ..pool(Some(&"n".repeat(NAME_BYTES))) }; POOLS_MOST]),
         told_pools(vec![PoolHeld { bytes: [u64::MAX; 4], ..pool(Some(&"é".repeat(NAME_BYTES))) }.limited()]),
     ]
@@ -138,6 +144,9 @@ fn what_is_more_than_there_can_be_is_no_answer() {
         told("", vec![Held { of_others: Some(more), ..held(1) }]),
         Answer::Given(more),
         told_pools(vec![pool(None); POOLS_MOST + 1]),
+        told_others(vec![("NCCL", 1); POOLS_MOST + 1]),
+        told_others(vec![(&too_long, 1)]),
+        told_others(vec![("NCCL", more)]),
         told_pools(vec![pool(Some(&too_long))]),
         told_pools(vec![PoolHeld { bytes: [0, 0, 0, more], ..pool(None) }]),
     ];

@@ -32,6 +32,7 @@ def neighbour(pid, name, device, reserved, pools=None):
         priority=0,
         system_limit=None,
         pools=pools,
+        holders=None,
     )
 
 

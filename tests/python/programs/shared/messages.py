@@ -82,7 +82,9 @@ def held(device: bytes, counts: Iterable[int], most: int | None, priority: int, 
 
 
 def told(process: int, name: str | bytes, of_devices: list[bytes], pools: list[bytes] = ()) -> bytes:
-    return answer(TOLD, number(process), text(name), number(len(of_devices)), *of_devices, number(len(pools)), *pools)
+    counted = (number(len(of_devices)), *of_devices, number(len(pools)), *pools)
+    # Of other libraries it tells nothing.
+    return answer(TOLD, number(process), text(name), *counted, number(0))
 
 
 def pool(identity: tuple[int, int], name: str | bytes | None, counts: Iterable[int]) -> bytes:
