@@ -173,6 +173,14 @@ run_handles() {
   step peers "$python" benches/peers.py --bench bin/bench_handle --output "$results/peers.json"
 }
 
+# A part at a time, each with its ratios last: one that takes too long loses its own alone.
+run_pytorch() {
+  local part
+  for part in times mixes peaks; do
+    measure pytorch.json 400 "$python" benches/torch_peers.py "$part"
+  done
+}
+
 # What several GPUs cost; the simulated devices beside them are measured as all that gpupool adds.
 run_devices() {
   measure two_gpus.json 600 "$python" benches/two_gpus.py --turns "${TURNS:-5}" --seconds 500
@@ -273,7 +281,7 @@ run_all() {
   if [ -z "${SKIP_BENCHES:-}" ]; then
     only copies && run_copies
     only frameworks && run_frameworks
-    only pytorch && measure pytorch.json 580 "$python" benches/torch_peers.py
+    only pytorch && run_pytorch
     only devices && run_devices
     only examples && run_examples
     only handles && run_handles
