@@ -7,7 +7,7 @@ use std::arch::naked_asm;
 use std::ffi::{CStr, c_int};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::{lookup, passing};
+use crate::{elf, lookup, passing};
 
 /// As many as `cuLaunchKernel` has, which has most. One that has fewer does not look at the others.
 pub(crate) type Arguments = [usize; 11];
@@ -80,10 +80,12 @@ pub(crate) struct Call {
     pub(crate) name: &'static CStr,
     pub(crate) since: c_int,
     pub(crate) kind: Kind,
-    /// What stands in for it, by the target below; the exported function is the last.
-    entries: [Entry; TARGETS + 1],
-    /// What each passes on to, once that is known.
+    /// What stands in for it, by the target below.
+    entries: [Entry; TARGETS],
+    /// What each passes on to, once that is known; the last is the exported function's.
     targets: [AtomicUsize; TARGETS + 1],
+    /// The address of the exported function, once it was looked up.
+    exported: AtomicUsize,
 }
 
 /// How many functions of one name are told apart: the driver's, with a default stream of each thread, of an older
@@ -181,9 +183,9 @@ macro_rules! calls {
                 stand_in::<{ Index::$function as usize }, 1>,
                 stand_in::<{ Index::$function as usize }, 2>,
                 stand_in::<{ Index::$function as usize }, 3>,
-                $function,
             ],
             targets: [const { AtomicUsize::new(0) }; TARGETS + 1],
+            exported: AtomicUsize::new(0),
         }),*];
     };
 }
@@ -279,10 +281,10 @@ impl Call {
 
     /// Returns what stands in for the function at an address: that itself where it is one of these, or all are taken.
     pub(crate) fn stand_in_for(&self, address: usize) -> usize {
-        if self.entries.iter().any(|&own| own as usize == address) {
+        if address == self.exported() || self.entries.iter().any(|&own| own as usize == address) {
             return address;
         }
-        for (target, entry) in self.targets.iter().zip(self.entries).take(TARGETS) {
+        for (target, entry) in self.targets.iter().zip(self.entries) {
             let before = target.compare_exchange(0, address, Ordering::Relaxed, Ordering::Relaxed);
             if before.is_ok() || before == Err(address) {
                 return entry as usize;
@@ -293,7 +295,7 @@ impl Call {
 
     /// Returns the address of the exported function.
     pub(crate) fn exported(&self) -> usize {
-        self.entries[TARGETS] as usize
+        elf::own(self.symbol, &self.exported)
     }
 
     /// Returns the address of what one of the entries passes on to: for the exported one, of what comes after it; 0 if

@@ -128,6 +128,24 @@ unsafe extern "C" {
     static _r_debug: Debugged;
 }
 
+/// Returns where this library defines a function that it exports, and keeps that in a place. Its own name for it may stand
+/// for another library's, which was loaded before this one.
+pub(crate) fn own(symbol: &CStr, place: &AtomicUsize) -> usize {
+    let known = place.load(Ordering::Relaxed);
+    if known != 0 {
+        return known;
+    }
+    let found =
+        each(|object| object.range().contains(&here()).then(|| object.definition(symbol)).flatten()).unwrap_or(0);
+    place.store(found, Ordering::Relaxed);
+    found
+}
+
+/// Returns an address in this library.
+pub(crate) fn here() -> usize {
+    own as fn(&CStr, &AtomicUsize) -> usize as usize
+}
+
 impl Object {
     /// Returns the file's path; empty for the program.
     pub(crate) fn path(&self) -> &CStr {

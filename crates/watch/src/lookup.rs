@@ -98,7 +98,7 @@ fn next(which: usize) -> usize {
     if known != 0 {
         return known;
     }
-    let found = first_after(dlsym as Dlsym as usize, name).unwrap_or(not_there as Dlsym as usize);
+    let found = first_after(elf::here(), name).unwrap_or(not_there as Dlsym as usize);
     address.store(found, Ordering::Relaxed);
     found
 }
@@ -207,7 +207,8 @@ fn found(handle: *mut c_void, name: &CStr, version: Option<&CStr>, caller: usize
     let is_next = handle == libc::RTLD_NEXT;
     if let Some(which) = NEXT.iter().position(|(own, _)| *own == name) {
         // Another library that stands in for `dlsym` asks for the next one. If it comes after this one, that is not ours.
-        let us = [dlsym as Dlsym as usize, dlvsym as Dlvsym as usize][which];
+        static OWN: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+        let us = elf::own(name, &OWN[which]);
         let is_ours = if is_next { is_before(caller, us) } else { ask(handle, name, version) == Some(next(which)) };
         return is_ours.then(|| without_error(us));
     }
