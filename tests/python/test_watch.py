@@ -65,9 +65,10 @@ def test_a_function_that_the_driver_lacks_stays_missing(tmp_path):
         watched.run(program, after=("libasks_next.so",))
 
 
+@pytest.mark.parametrize("flags", [(), ("-DEVERYBODYS",)], ids=["its own", "everybody's"])
 @pytest.mark.parametrize("order", ["before", "after"])
-def test_another_library_that_stands_in_for_dlsym_sees_what_this_one_sees(echo, order):
-    echo.build("stands_in.c", "libstands_in.so")
+def test_another_library_that_stands_in_for_dlsym_sees_what_this_one_sees(echo, order, flags):
+    echo.build("stands_in.c", "libstands_in.so", *flags)
     echo.build("seen_by_both.c", "seen", needs=("libcuda.so.1",))
     echo.build("seen_by_both.c", "seen_loaded", "-DLOADED")
     for program in ("seen", "seen_loaded"):

@@ -29,12 +29,13 @@ int main(void) {
   // One that stands in by the linker alone sees only who is linked with it.
   for (int way = dlsym(RTLD_DEFAULT, "stands_in_by_linker") ? 2 : 0; way < 3; way++) {
     Address address = 0;
+    uint64_t peak = held_by(NULL, 0).peak;
     *allocations = *frees = echo->calls = 0;
     echo->gives = 0x1000;
     CHECK(!((Allocate)found[way][0])(&address, 4096) && address == 0x1000, "by way %d", way);
     CHECK(*allocations == 1 && echo->calls == 1, "by way %d: %d, %d", way, *allocations, echo->calls);
     HOLDS(NULL, 0, 4096, 1);
-    CHECK(held_by(NULL, 0).peak == 4096, "by way %d it was counted twice for a time", way);
+    CHECK(held_by(NULL, 0).peak <= peak + 4096, "by way %d it was counted twice for a time", way);
     echo->gives = 0;
     CHECK(!((Free)found[way][1])(address), "by way %d", way);
     CHECK(*frees == 1 && echo->calls == 2, "by way %d: %d, %d", way, *frees, echo->calls);

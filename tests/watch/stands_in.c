@@ -1,6 +1,6 @@
 // A library that is preloaded too, and stands in for dlsym and for functions of the driver, as those do that limit a
 // container's memory: it finds the linker's dlsym by its version, gives programs its own functions, and passes calls on
-// to what that dlsym gives. With -DBY_LINKER it stands in for two functions by their names alone, and asks for the next
+// to what that dlsym gives. With -DEVERYBODYS it gives programs what everybody sees, as HAMi-core does. With -DBY_LINKER it stands in for two functions by their names alone, and asks for the next
 // ones.
 
 #define _GNU_SOURCE
@@ -69,7 +69,12 @@ int cuGetProcAddress_v2(const char *name, void **place, int version, unsigned lo
 void *dlsym(void *handle, const char *symbol) {
   if (handle == RTLD_NEXT) return real_dlsym()(handle, symbol);
   for (int index = 0; index < 2; index++)
-    if (!strcmp(own[index].symbol, symbol)) return own[index].own;
+    if (!strcmp(own[index].symbol, symbol))
+#ifdef EVERYBODYS
+      return real_dlsym()(RTLD_DEFAULT, symbol);
+#else
+      return own[index].own;
+#endif
   if (!strcmp(symbol, "cuGetProcAddress_v2")) return (void *)cuGetProcAddress_v2;
   return real_dlsym()(handle, symbol);
 }
