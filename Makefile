@@ -61,7 +61,7 @@ help: ## list the targets
 
 # What counts who holds a GPU's memory, for programs that are started with it.
 WATCH := crates/watch/Cargo.toml
-WATCH_SOURCES := $(wildcard crates/watch/Cargo.* crates/watch/*.rs crates/watch/src/*.rs)
+WATCH_SOURCES := $(wildcard crates/watch/Cargo.* crates/watch/src/*.rs)
 
 # In a folder of its own, for Cargo calls it and the library for C both libgpupool.so.
 .venv/built: .venv/ready $(SOURCES)
