@@ -552,6 +552,11 @@ def test_nothing_is_imported_for_a_page(snapshot, tmp_path):
     run_program("command_line/plot_imports_little.py", snapshot, tmp_path / "x.html")
 
 
+def test_a_segment_without_blocks_is_free(draw, tmp_path):
+    (panel,) = draw(write(tmp_path / "s", segments=[segment(MIB, total_size=4 * MIB)])).panels
+    assert [(block.size, block.state) for block in panel.blocks] == [(4 * MIB, "free")]
+
+
 def test_segments_at_one_address_are_no_obstacle(draw, tmp_path):
     # A snapshot may be damaged in ways that a picture need not care about.
     twins = [segment(MIB, block(MIB), segment_pool_id=pool) for pool in (None, (0, 1))]

@@ -29,6 +29,9 @@ def of_segments(file: TraceFile, pools: Pools, title: str) -> AddressMap:
             requested = 0 if state == "free" else block.requested
             at = start + block.address - segment.address
             blocks.append(Place(at, block.size, state, pool, number, requested, segment.stream, block.stack))
+        if not segment.blocks:
+            # A file may tell of a segment without what is in it.
+            _free_until(blocks, start, start + segment.size, number)
         start += segment.size
     return _map(title, regions, blocks, pools, file.call_stacks, "free, cached by the allocator", "segment")
 
