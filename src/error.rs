@@ -493,6 +493,11 @@ impl fmt::Display for AskedNeighbours {
 }
 
 impl OutOfMemory {
+    /// Returns the details of a refusal where the device has so much memory, without who holds it.
+    pub(crate) fn new(refused: LibraryError, location: MemoryLocation, wanted: Wanted, free: u64, total: u64) -> Self {
+        Self { refused, location, wanted, free, total, users: Vec::new(), holders: Vec::new(), neighbours: None }
+    }
+
     /// Returns what to do, after what was done already.
     fn advice(&self) -> &'static str {
         match self.wanted {

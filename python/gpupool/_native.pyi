@@ -2623,7 +2623,7 @@ class Neighbour:
     def holders(self) -> list[tuple[str, int]] | None:
         """The names of its other libraries and the bytes that each holds, the largest first, if it is watched.
 
-        At most 64 are told; None if it was not asked for its pools.
+        At most 64 are listed; None if it was not asked for its pools.
         """
 
     @property

@@ -124,18 +124,9 @@ impl DevicePool {
         };
         let MemoryInfo { free, total } = runtime::memory_info(self.device).unwrap_or_default();
         let (location, wanted) = (self.device.into(), Wanted::Handle(self.library.handle_bytes()));
-        let users = memory::users(location);
-        ErrorKind::OutOfMemory(Box::new(OutOfMemory {
-            refused,
-            location,
-            wanted,
-            free,
-            total,
-            users,
-            holders: memory::holders(location),
-            neighbours: None,
-        }))
-        .into()
+        let (users, holders) = (memory::users(location), memory::holders(location));
+        let out = OutOfMemory { users, holders, ..OutOfMemory::new(refused, location, wanted, free, total) };
+        ErrorKind::OutOfMemory(out.into()).into()
     }
 
     /// Destroys the idle and discarded handles, with their workspaces and those of graphs that are gone, and returns

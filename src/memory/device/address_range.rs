@@ -113,18 +113,8 @@ fn without_addresses(error: Error, location: MemoryLocation, bytes: u64) -> Erro
     match error.on(location).into_kind() {
         ErrorKind::Library(refused) if refused.kind == StatusKind::OutOfMemory => {
             let MemoryInfo { free, total } = runtime::memory_info(location).unwrap_or_default();
-            let (wanted, users) = (Wanted::Addresses(bytes), Vec::new());
-            ErrorKind::OutOfMemory(Box::new(OutOfMemory {
-                refused,
-                location,
-                wanted,
-                free,
-                total,
-                users,
-                holders: Vec::new(),
-                neighbours: None,
-            }))
-            .into()
+            let out = OutOfMemory::new(refused, location, Wanted::Addresses(bytes), free, total);
+            ErrorKind::OutOfMemory(out.into()).into()
         }
         other => other.into(),
     }

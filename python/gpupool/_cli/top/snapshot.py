@@ -141,7 +141,7 @@ class Watch:
         if free is None and self._count is not None and (counted := self._count(info["uuid"])) is not None:
             used, free = counted
             total = used + free
-        told = sum((process.reserved_bytes or 0) + (process.holder_bytes or 0) for process in processes)
+        known = sum((process.reserved_bytes or 0) + (process.holder_bytes or 0) for process in processes)
         return Device(
             device=ordinal,
             name=info["name"],
@@ -150,7 +150,7 @@ class Watch:
             used_bytes=used,
             free_bytes=free,
             # The processes told of themselves at another moment than the driver.
-            others_bytes=None if used is None else max(0, used - told),
+            others_bytes=None if used is None else max(0, used - known),
             processes=processes,
         )
 
