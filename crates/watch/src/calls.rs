@@ -7,7 +7,8 @@ use std::arch::naked_asm;
 use std::ffi::{CStr, c_int};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::{elf, lookup, passing};
+use crate::elf::{self, Known};
+use crate::{lookup, passing};
 
 /// As many as `cuLaunchKernel` has, which has most. One that has fewer does not look at the others.
 pub(crate) type Arguments = [usize; 11];
@@ -85,7 +86,7 @@ pub(crate) struct Call {
     /// What each passes on to, once that is known; the last is the exported function's.
     targets: [AtomicUsize; TARGETS + 1],
     /// The address of the exported function, once it was looked up.
-    exported: AtomicUsize,
+    exported: Known,
 }
 
 /// How many functions of one name are told apart: the driver's, with a default stream of each thread, of an older
@@ -185,7 +186,7 @@ macro_rules! calls {
                 stand_in::<{ Index::$function as usize }, 3>,
             ],
             targets: [const { AtomicUsize::new(0) }; TARGETS + 1],
-            exported: AtomicUsize::new(0),
+            exported: Known::new(),
         }),*];
     };
 }
@@ -295,7 +296,7 @@ impl Call {
 
     /// Returns the address of the exported function.
     pub(crate) fn exported(&self) -> usize {
-        elf::own(self.symbol, &self.exported)
+        self.exported.get_or(|| elf::own(self.symbol)).unwrap_or(0)
     }
 
     /// Returns the address of what one of the entries passes on to: for the exported one, of what comes after it; 0 if

@@ -2,8 +2,8 @@
 
 use std::ffi::{CStr, c_char, c_int};
 use std::mem;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::elf::Known;
 use crate::lookup::of_driver;
 
 pub(crate) const SUCCESS: c_int = 0;
@@ -14,22 +14,16 @@ pub(crate) const NOT_FOUND: c_int = 500;
 /// A function of the driver, looked up at its first call.
 struct Asked {
     symbol: &'static CStr,
-    address: AtomicUsize,
+    address: Known,
 }
 
 impl Asked {
     const fn new(symbol: &'static CStr) -> Self {
-        Self { symbol, address: AtomicUsize::new(0) }
+        Self { symbol, address: Known::new() }
     }
 
     fn address(&self) -> Option<usize> {
-        let known = self.address.load(Ordering::Relaxed);
-        if known != 0 {
-            return Some(known);
-        }
-        let found = of_driver(self.symbol)?;
-        self.address.store(found, Ordering::Relaxed);
-        Some(found)
+        self.address.get_or(|| of_driver(self.symbol))
     }
 }
 

@@ -84,12 +84,12 @@ type Iterate = unsafe extern "C" fn(Step, *mut c_void) -> c_int;
 
 /// Returns the C library's own `dl_iterate_phdr`: another that stands in for it asks `dlsym` for that, which is ours.
 fn iterate() -> usize {
-    static OWN: AtomicUsize = AtomicUsize::new(0);
+    static OWN: Known = Known::new();
 
-    let known = OWN.load(Ordering::Relaxed);
-    if known != 0 {
-        return known;
-    }
+    OWN.get_or(c_library_s).unwrap_or(libc::dl_iterate_phdr as *const () as usize)
+}
+
+fn c_library_s() -> Option<usize> {
     let mut found = None;
     // SAFETY: the linker has set it up before any code of this library runs, as far as what the process began with, which
     // has the C library and is never unloaded.
@@ -104,9 +104,7 @@ fn iterate() -> usize {
         }
         linked = object.next;
     }
-    let own = found.unwrap_or(libc::dl_iterate_phdr as *const () as usize);
-    OWN.store(own, Ordering::Relaxed);
-    own
+    found
 }
 
 /// `struct link_map` and `struct r_debug` of `link.h`.
@@ -128,22 +126,33 @@ unsafe extern "C" {
     static _r_debug: Debugged;
 }
 
-/// Returns where this library defines a function that it exports, and keeps that in a place. Its own name for it may stand
-/// for another library's, which was loaded before this one.
-pub(crate) fn own(symbol: &CStr, place: &AtomicUsize) -> usize {
-    let known = place.load(Ordering::Relaxed);
-    if known != 0 {
-        return known;
+/// An address that is looked up until it was found.
+pub(crate) struct Known(AtomicUsize);
+
+impl Known {
+    pub(crate) const fn new() -> Self {
+        Self(AtomicUsize::new(0))
     }
-    let found =
-        each(|object| object.range().contains(&here()).then(|| object.definition(symbol)).flatten()).unwrap_or(0);
-    place.store(found, Ordering::Relaxed);
-    found
+
+    /// Returns the address; none if it is still not to be found.
+    pub(crate) fn get_or(&self, find: impl FnOnce() -> Option<usize>) -> Option<usize> {
+        let known = self.0.load(Ordering::Relaxed);
+        if known != 0 {
+            return Some(known);
+        }
+        find().inspect(|&found| self.0.store(found, Ordering::Relaxed))
+    }
+}
+
+/// Returns where this library defines a function that it exports. Its own name for it may stand for another library's,
+/// which was loaded before this one.
+pub(crate) fn own(symbol: &CStr) -> Option<usize> {
+    each(|object| object.range().contains(&here()).then(|| object.definition(symbol)).flatten())
 }
 
 /// Returns an address in this library.
 pub(crate) fn here() -> usize {
-    own as fn(&CStr, &AtomicUsize) -> usize as usize
+    own as fn(&CStr) -> Option<usize> as usize
 }
 
 impl Object {

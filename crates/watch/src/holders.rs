@@ -2,10 +2,11 @@
 //! physical allocation is held as long as the program has a handle of it or it is mapped, as the driver has it.
 
 use std::collections::BTreeMap;
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::fork;
+use crate::members::Tell;
 use crate::objects::{self, FileId};
 use crate::report;
 
@@ -55,7 +56,6 @@ pub(crate) struct Given {
     pub(crate) bytes: u64,
 }
 
-#[derive(Default)]
 struct Holders {
     /// The number of the last thing that was counted.
     last: u64,
@@ -284,11 +284,7 @@ pub(crate) fn of(device: c_int) -> Vec<(Option<FileId>, Held)> {
 }
 
 /// As the table's `holders`.
-pub(crate) unsafe extern "C" fn tell(
-    device: c_int,
-    tell: unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char, u64, u64, u64),
-    context: *mut c_void,
-) {
+pub(crate) unsafe extern "C" fn tell(device: c_int, tell: Tell, context: *mut c_void) {
     // Where nothing is counted no lock is taken, which the child of a fork that is just under way would find held.
     if !fork::has_counted() {
         return;

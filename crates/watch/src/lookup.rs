@@ -6,10 +6,9 @@ use std::arch::naked_asm;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem;
 use std::ptr;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::calls::Call;
-use crate::elf::{self, Object};
+use crate::elf::{self, Known, Object};
 use crate::{members, objects};
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
@@ -22,85 +21,61 @@ struct Found {
     is_answer: usize,
 }
 
+/// Asks a function with the arguments, of which there are three at most, and the address that the call returns to; returns
+/// what it found, or jumps to where it says.
+macro_rules! found_by {
+    ($find:ident) => {{
+        #[cfg(target_arch = "x86_64")]
+        naked_asm!(
+            ".cfi_startproc",
+            "push rdi", "push rsi", "push rdx", ".cfi_adjust_cfa_offset 24",
+            "mov rcx, [rsp + 24]",
+            "call {find}",
+            "mov rcx, rdx",
+            "pop rdx", "pop rsi", "pop rdi", ".cfi_adjust_cfa_offset -24",
+            "test rcx, rcx", "jz 2f", "ret",
+            "2: jmp rax",
+            ".cfi_endproc",
+            find = sym $find
+        );
+        #[cfg(target_arch = "aarch64")]
+        naked_asm!(
+            ".cfi_startproc",
+            "stp x29, x30, [sp, #-48]!", ".cfi_def_cfa_offset 48", ".cfi_offset x29, -48", ".cfi_offset x30, -40",
+            "stp x0, x1, [sp, #16]", "str x2, [sp, #32]",
+            "mov x3, x30",
+            "bl {find}",
+            "mov x16, x0", "mov x17, x1",
+            "ldp x0, x1, [sp, #16]", "ldr x2, [sp, #32]", "ldp x29, x30, [sp], #48",
+            ".cfi_def_cfa_offset 0", ".cfi_restore x29", ".cfi_restore x30",
+            "cbz x17, 2f", "mov x0, x16", "ret",
+            "2: br x16",
+            ".cfi_endproc",
+            find = sym $find
+        );
+    }};
+}
+
 /// As the linker's `dlsym`.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
-    #[cfg(target_arch = "x86_64")]
-    naked_asm!(
-        ".cfi_startproc",
-        "push rdi", "push rsi", "sub rsp, 8", ".cfi_adjust_cfa_offset 24",
-        "mov rdx, [rsp + 24]",
-        "call {find}",
-        "add rsp, 8", "pop rsi", "pop rdi", ".cfi_adjust_cfa_offset -24",
-        "test rdx, rdx", "jz 2f", "ret",
-        "2: jmp rax",
-        ".cfi_endproc",
-        find = sym find
-    );
-    #[cfg(target_arch = "aarch64")]
-    naked_asm!(
-        ".cfi_startproc",
-        "stp x29, x30, [sp, #-32]!", ".cfi_def_cfa_offset 32", ".cfi_offset x29, -32", ".cfi_offset x30, -24",
-        "stp x0, x1, [sp, #16]",
-        "mov x2, x30",
-        "bl {find}",
-        "mov x16, x0", "mov x17, x1",
-        "ldp x0, x1, [sp, #16]", "ldp x29, x30, [sp], #32",
-        ".cfi_def_cfa_offset 0", ".cfi_restore x29", ".cfi_restore x30",
-        "cbz x17, 2f", "mov x0, x16", "ret",
-        "2: br x16",
-        ".cfi_endproc",
-        find = sym find
-    );
+    found_by!(find)
 }
 
 /// As the linker's `dlvsym`.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 unsafe extern "C" fn dlvsym(handle: *mut c_void, name: *const c_char, version: *const c_char) -> *mut c_void {
-    #[cfg(target_arch = "x86_64")]
-    naked_asm!(
-        ".cfi_startproc",
-        "push rdi", "push rsi", "push rdx", ".cfi_adjust_cfa_offset 24",
-        "mov rcx, [rsp + 24]",
-        "call {find}",
-        "mov rcx, rdx",
-        "pop rdx", "pop rsi", "pop rdi", ".cfi_adjust_cfa_offset -24",
-        "test rcx, rcx", "jz 2f", "ret",
-        "2: jmp rax",
-        ".cfi_endproc",
-        find = sym find_version
-    );
-    #[cfg(target_arch = "aarch64")]
-    naked_asm!(
-        ".cfi_startproc",
-        "stp x29, x30, [sp, #-48]!", ".cfi_def_cfa_offset 48", ".cfi_offset x29, -48", ".cfi_offset x30, -40",
-        "stp x0, x1, [sp, #16]", "str x2, [sp, #32]",
-        "mov x3, x30",
-        "bl {find}",
-        "mov x16, x0", "mov x17, x1",
-        "ldp x0, x1, [sp, #16]", "ldr x2, [sp, #32]", "ldp x29, x30, [sp], #48",
-        ".cfi_def_cfa_offset 0", ".cfi_restore x29", ".cfi_restore x30",
-        "cbz x17, 2f", "mov x0, x16", "ret",
-        "2: br x16",
-        ".cfi_endproc",
-        find = sym find_version
-    );
+    found_by!(find_version)
 }
 
 /// The address of the next `dlsym` and `dlvsym`: the linker's, or another library's that stands in for those.
-static NEXT: [(&CStr, AtomicUsize); 2] = [(c"dlsym", AtomicUsize::new(0)), (c"dlvsym", AtomicUsize::new(0))];
+static NEXT: [(&CStr, Known); 2] = [(c"dlsym", Known::new()), (c"dlvsym", Known::new())];
 
 fn next(which: usize) -> usize {
     let (name, address) = &NEXT[which];
-    let known = address.load(Ordering::Relaxed);
-    if known != 0 {
-        return known;
-    }
-    let found = first_after(elf::here(), name).unwrap_or(not_there as Dlsym as usize);
-    address.store(found, Ordering::Relaxed);
-    found
+    address.get_or(|| first_after(elf::here(), name)).unwrap_or(not_there as Dlsym as usize)
 }
 
 /// Stands in for a `dlvsym` that a C library lacks.
@@ -133,17 +108,11 @@ fn is_before(address: usize, other: usize) -> bool {
 fn linkers() -> usize {
     /// How the names of files begin that have it: of glibc, before 2.34 and since, and of musl.
     const FILES: [&[u8]; 4] = [b"libdl.so", b"libc.so", b"libc.musl", b"ld-musl"];
-    static OWN: AtomicUsize = AtomicUsize::new(0);
+    static OWN: Known = Known::new();
 
-    let known = OWN.load(Ordering::Relaxed);
-    if known != 0 {
-        return known;
-    }
     let is_one = |object: &Object| FILES.iter().any(|file| objects::file_name(object.path()).starts_with(file));
-    let own = elf::each(|object| is_one(&object).then(|| object.definition(c"dlsym")).flatten());
-    let own = own.unwrap_or_else(|| next(0));
-    OWN.store(own, Ordering::Relaxed);
-    own
+    let find = || elf::each(|object| is_one(&object).then(|| object.definition(c"dlsym")).flatten());
+    OWN.get_or(find).unwrap_or_else(|| next(0))
 }
 
 /// Returns what the linker finds by a handle, as if this library had asked.
@@ -181,7 +150,7 @@ pub(crate) fn of_driver(symbol: &CStr) -> Option<usize> {
     if driver.is_null() { None } else { ask(driver, symbol, None) }
 }
 
-unsafe extern "C" fn find(handle: *mut c_void, name: *const c_char, caller: usize) -> Found {
+unsafe extern "C" fn find(handle: *mut c_void, name: *const c_char, _third: usize, caller: usize) -> Found {
     // SAFETY: the program passes a name.
     let name = unsafe { CStr::from_ptr(name) };
     found(handle, name, None, caller).map_or(Found { address: next(0), is_answer: 0 }, answer)
@@ -207,8 +176,7 @@ fn found(handle: *mut c_void, name: &CStr, version: Option<&CStr>, caller: usize
     let is_next = handle == libc::RTLD_NEXT;
     if let Some(which) = NEXT.iter().position(|(own, _)| *own == name) {
         // Another library that stands in for `dlsym` asks for the next one. If it comes after this one, that is not ours.
-        static OWN: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
-        let us = elf::own(name, &OWN[which]);
+        let us = elf::own(name)?;
         let is_ours = if is_next { is_before(caller, us) } else { ask(handle, name, version) == Some(next(which)) };
         return is_ours.then(|| without_error(us));
     }

@@ -14,7 +14,7 @@ type GiveWay = unsafe extern "C" fn(device: c_int, bytes: u64) -> u64;
 /// Returns the bytes of a device that a gpupool has.
 type Reserved = unsafe extern "C" fn(device: c_int) -> u64;
 /// Told of a holder: its name, its file's path, the bytes that it holds and held at most, and its live allocations.
-type Tell = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char, u64, u64, u64);
+pub(crate) type Tell = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char, u64, u64, u64);
 
 /// What gpupool finds this library by.
 #[derive(Debug)]
