@@ -1,6 +1,6 @@
 """The cost of getting this thread's handle, and of a thread that asks once and ends, on gpupool and on its peers.
 
-    python benches/peers.py --output FILE [--bench PROGRAM]
+    python benches/peers.py [--bench PROGRAM]
 
 All are measured in one run on one machine. PROGRAM is the Rust bench (`cargo bench --no-run` says where it is). A peer
 that is not installed is left out. Every figure is in nanoseconds a call, the median of several rounds.
@@ -152,9 +152,8 @@ def machine() -> dict[str, object]:
 
 
 def main() -> None:
-    """Measure everything that can be measured here and write it down."""
+    """Measure everything that can be measured here and print it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", required=True, help="the results file to write")
     parser.add_argument("--bench", help="the Rust bench program")
     options = parser.parse_args()
     results: dict[str, object] = {
@@ -174,7 +173,7 @@ def main() -> None:
     except ImportError as error:
         print(f"PyTorch's C++ getters are left out: {error}", file=sys.stderr)
     results["handles"] = {pool.name: pool.stats().as_dict() for pool in available_pools()}
-    Path(options.output).write_text(json.dumps(results, indent=1) + "\n")
+    print(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

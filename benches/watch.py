@@ -22,7 +22,10 @@ SIZES = (4 << 10, 2 << 20, 64 << 20)
 def main(turns: int) -> None:
     """Print each turn's time of a pair of `cuMemAlloc` and `cuMemFree`, and the median of the differences of turns."""
     figures: dict[tuple[str, int], list[float]] = {}
+    there = sorted(os.sched_getaffinity(0))
     for turn in range(turns):
+        # One for the program and one for the driver's thread, the same for both: some are slower than others.
+        os.sched_setaffinity(0, {there[2 * turn % len(there)], there[(2 * turn + 1) % len(there)]})
         # Who begins changes, for a machine's clock may.
         for how in ("alone", "watched")[:: 1 if turn % 2 else -1]:
             environment = {**os.environ, "LD_PRELOAD": str(LIBRARY) if how == "watched" else ""}

@@ -2,13 +2,13 @@
 # Runs everything of this folder on a GPU machine: installs the wheel, tests, runs the examples, measures, and prints a
 # short table last. Usage: run.sh [RESULTS_FOLDER], which gets run.txt (what is printed), log.txt (all output),
 # examples.txt, info.txt, leases.txt, green_contexts.txt, and one object a line in peers.json, workspaces.json, memory.json,
-# turns.json, passes.json, recording.json, ranges.json, idle_server.json, kv_peers.json, watch.json, pinned.json, pinned_rust.json,
+# turns.json, passes.json, several_streams.json, recording.json, ranges.json, idle_server.json, kv_peers.json, watch.json, pinned.json, pinned_rust.json,
 # sleep.json, neighbours.json, share.json, frameworks.json, plugs.json, warp_turns.json, rmm.json, rmm_cpp.json,
 # cpp_peers.json, nccl.json, pytorch.json, torch_sharing.json, two_gpus.json, devices.json and devices_mix.json. PYTHON
-# chooses the interpreter (python3); SKIP_BENCHES=1 leaves out the measuring and the long soak, SKIP_TESTS=1 all that is no
-# measuring. Of that, ONLY=handles, memory, copies, frameworks, pytorch, devices or examples does one part, and
-# ONLY=memory also leaves out tests that are not about memory. TRACES names a folder with more logs to replay than
-# tests/data has, and TURNS says how often peers take turns (5).
+# chooses the interpreter (python3); SKIP_BENCHES=1 leaves out the measuring and the long soaks, SKIP_TESTS=1 all that is no
+# measuring. ONLY="handles sleep passes" measures the parts (memory, ranges, copies, allocators, pytorch, devices, examples,
+# handles) and files that it names, and tests nothing. TRACES names a folder with more logs to replay than tests/data has,
+# and TURNS says how often peers take turns (5).
 #
 # MEMCHECK=1 does one thing alone: it runs the tests of tests/gpu, and the processes that they start, under
 # compute-sanitizer, a step for each file and some ten times as slowly. A step fails at a wrong access of GPU memory, at
@@ -35,20 +35,19 @@ step() {
   { echo "== $name"; cat "$log"; } >>"$results/log.txt"
 }
 
-# measure FILE SECONDS COMMAND...: a step whose output are lines of that file, with what it had until its time was over.
+# measure FILE SECONDS COMMAND...: a step whose output are lines of that file, with what it had until its time was over,
+# where the file or the part that is measured is wanted.
 measure() {
   local file=$1 seconds=$2 name
   shift 2
   name=${file%.*}
+  wanted "$name" || return 0
   # shellcheck disable=SC2016 # for the inner shell
   step "bench-$name" bash -c 'set -o pipefail; timeout "$2" "${@:3}" | tee -a "$1"' _ "$results/$file" "$seconds" "$@"
 }
 
-# Whether the figures and long tests of this kind are wanted.
-only() { [ -z "${ONLY:-}" ] || [ "$ONLY" = "$1" ]; }
-
-# Whether tests and examples are wanted.
-tests() { [ -z "${SKIP_TESTS:-}" ]; }
+# Whether the figures of the part that is measured are wanted, or those of one file.
+wanted() { [ -z "${ONLY:-}" ] || [[ " $ONLY " == *" $part "* || " $ONLY " == *" $1 "* ]]; }
 
 # Whether Warp is there: its wheel is larger than all that is here.
 has_warp() { "$python" -c 'import warp' 2>/dev/null; }
@@ -96,19 +95,8 @@ run_memcheck() {
   done
 }
 
-# What needs no Python: the promises about memory, then the figures.
-run_memory() {
+measure_memory() {
   local traces trace turn work
-  if tests; then
-    test_memory
-  fi
-  [ -z "${SKIP_BENCHES:-}" ] || return 0
-  if tests; then
-    GPUPOOL_SOAK_OPERATIONS=1000000 step long-soak timeout 400 bin/test_cuda --include-ignored --nocapture memory::every_word
-    GPUPOOL_SOAK_OPERATIONS=1000000 step peers-soak timeout 580 bin/test_cuda --include-ignored --nocapture peers::every_word
-    GPUPOOL_SOAK_SECONDS=300 step neighbours-soak timeout 450 "$python" -m pytest -q -s -p no:cacheprovider -m alone \
-      tests/gpu/test_neighbours.py
-  fi
   traces=(tests/data/*.csv.gz ${TRACES:+"$TRACES"/*.csv.gz})
   for work in c_abi random "recording 1 16"; do
     # shellcheck disable=SC2086 # several words
@@ -116,10 +104,6 @@ run_memory() {
   done
   measure memory.json 500 "$python" benches/memory_peers.py "${traces[@]}"
   measure recording.json 120 "$python" benches/recording.py
-  measure ranges.json 90 "$python" benches/ranges.py
-  measure idle_server.json 90 "$python" benches/idle_server.py
-  measure watch.json 120 "$python" benches/watch.py
-  measure kv_peers.json 400 "$python" benches/kv_peers.py
   for ((turn = 0; turn < ${TURNS:-5}; turn++)); do
     measure turns.json 60 bin/bench_memory pair
     measure turns.json 60 bin/bench_memory mix 1 2 4 8 16
@@ -132,8 +116,14 @@ run_memory() {
   done
 }
 
+measure_ranges() {
+  measure ranges.json 90 "$python" benches/ranges.py
+  measure idle_server.json 90 "$python" benches/idle_server.py
+  measure kv_peers.json 400 "$python" benches/kv_peers.py
+}
+
 # What is copied, by this process and others.
-run_copies() {
+measure_copies() {
   local turn
   measure sleep.json 580 "$python" benches/sleep.py --turns "${TURNS:-5}"
   measure neighbours.json 400 "$python" benches/neighbours.py --rounds "${TURNS:-5}"
@@ -145,44 +135,46 @@ run_copies() {
   measure pinned.json 500 "$python" benches/pinned_peers.py
 }
 
-run_frameworks() {
+measure_allocators() {
   local peers
   for peers in framework numba; do
     measure frameworks.json 500 "$python" "benches/${peers}_peers.py"
   done
   measure rmm.json 500 "$python" benches/rmm_peers.py
-  measure rmm_cpp.json 600 rmm_peers/rmm_peers
+  measure rmm_cpp.json 300 rmm_peers/rmm_peers random
   measure cpp_peers.json 200 cpp_peers/cpp_peers
   measure plugs.json 580 "$python" benches/plug_peers.py
+  measure watch.json 120 "$python" benches/watch.py
   has_warp && measure warp_turns.json 300 "$python" benches/warp_turns.py
   NCCL_NVLS_ENABLE=0 measure nccl.json 120 "$python" benches/nccl.py
 }
 
-run_handles() {
+measure_handles() {
   measure workspaces.json 60 "$python" benches/workspaces.py
   # Its table goes to stderr, the same as JSON to stdout.
   # shellcheck disable=SC2016 # for the inner shell
   measure green_contexts.txt 120 bash -c '"$1" -W ignore benches/green_contexts.py 2>&1 >/dev/null' _ "$python"
   # shellcheck disable=SC2016 # for the inner shell
-  step leases bash -c 'leases() { bin/bench_handle --bench "at once" --measurement-time 0.3 --warm-up-time 0.1 \
+  measure leases.txt 120 bash -c 'leases() { bin/bench_handle --bench "at once" --measurement-time 0.3 --warm-up-time 0.1 \
     --sample-size 10 2>&1 | grep -vE "^Benchmarking" | grep -E "at once|time:" | paste -d " " - - | tr -s " "; }
-    (leases && GPUPOOL_RUNTIME=host leases) | tee "$1"' _ "$results/leases.txt"
+    leases && GPUPOOL_RUNTIME=host leases'
   # shellcheck disable=SC2016 # for the inner shell
-  step library_memory bash -c 'bin/bench_library_memory --bench 2>&1 | grep -vE "^Benchmarking" |
-    grep -E "time:|^[a-z]+[ /].*[^:]$|workspace of" | tee "$1"' _ "$results/library_memory.txt"
-  step peers "$python" benches/peers.py --bench bin/bench_handle --output "$results/peers.json"
+  measure library_memory.txt 300 bash -c 'bin/bench_library_memory --bench 2>&1 | grep -vE "^Benchmarking" |
+    grep -E "time:|^[a-z]+[ /].*[^:]$|workspace of"'
+  measure peers.json 400 "$python" benches/peers.py --bench bin/bench_handle
 }
 
 # A part at a time, each with its ratios last: one that takes too long loses its own alone.
-run_pytorch() {
-  local part
-  for part in times mixes peaks; do
-    measure pytorch.json 400 "$python" benches/torch_peers.py "$part"
+measure_pytorch() {
+  local works
+  for works in times mixes peaks; do
+    measure pytorch.json 400 "$python" benches/torch_peers.py "$works"
   done
+  measure several_streams.json 400 "$python" benches/several_streams.py "${TURNS:-5}"
 }
 
 # What several GPUs cost; the simulated devices beside them are measured as all that gpupool adds.
-run_devices() {
+measure_devices() {
   measure two_gpus.json 600 "$python" benches/two_gpus.py --turns "${TURNS:-5}" --seconds 500
   measure devices.json 300 "$python" benches/devices.py --rounds 5
   measure devices_mix.json 300 bin/bench_memory devices 8
@@ -190,7 +182,7 @@ run_devices() {
 }
 
 # What the examples print, each with its command, in three runs: the figures differ.
-run_examples() {
+measure_examples() {
   local example turn
   for ((turn = 0; turn < 3; turn++)); do
     for example in torch_training cupy_pool numba_kernel nvmath_solve kv_cache; do
@@ -216,6 +208,13 @@ test_memory() {
   else
     echo "no compute-sanitizer here"
   fi
+}
+
+run_soaks() {
+  GPUPOOL_SOAK_OPERATIONS=1000000 step long-soak timeout 400 bin/test_cuda --include-ignored --nocapture memory::every_word
+  GPUPOOL_SOAK_OPERATIONS=1000000 step peers-soak timeout 580 bin/test_cuda --include-ignored --nocapture peers::every_word
+  GPUPOOL_SOAK_SECONDS=300 step neighbours-soak timeout 450 "$python" -m pytest -q -s -p no:cacheprovider -m alone \
+    tests/gpu/test_neighbours.py
 }
 
 # The options that leave out tests of what needs packages such a machine may lack: what renders pictures, and a terminal.
@@ -267,24 +266,15 @@ run_all() {
     finish
     return
   fi
-  if only memory; then
-    run_memory
-  fi
-  if [ "${ONLY:-}" = memory ]; then
-    tests && step gpu-tests "$python" -m pytest -q -s -p no:cacheprovider tests/gpu/test_{memory,replay}.py
-    finish
-    return
-  fi
-  if tests; then
+  if [ -z "${SKIP_TESTS:-}${ONLY:-}" ]; then
+    test_memory
     run_tests
+    [ -n "${SKIP_BENCHES:-}" ] || run_soaks
   fi
   if [ -z "${SKIP_BENCHES:-}" ]; then
-    only copies && run_copies
-    only frameworks && run_frameworks
-    only pytorch && run_pytorch
-    only devices && run_devices
-    only examples && run_examples
-    only handles && run_handles
+    for part in memory copies allocators pytorch ranges devices examples handles; do
+      "measure_$part"
+    done
   fi
 
   "$python" -m gpupool info >"$results/info.txt"
@@ -307,7 +297,7 @@ finish() {
 
 mkdir -p "$results"
 rm -f "$results"/{log,examples,leases,green_contexts,library_memory}.txt \
-  "$results"/{peers,workspaces,memory,turns,passes,recording,ranges,idle_server,kv_peers,watch}.json \
+  "$results"/{peers,workspaces,memory,turns,passes,several_streams,recording,ranges,idle_server,kv_peers,watch}.json \
   "$results"/{pinned,pinned_rust,sleep,neighbours,share}.json \
   "$results"/{frameworks,plugs,warp_turns,rmm,rmm_cpp,cpp_peers,nccl,pytorch,torch_sharing}.json \
   "$results"/{two_gpus,devices,devices_mix}.json
