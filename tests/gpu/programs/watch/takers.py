@@ -1,6 +1,7 @@
 """Others take memory of a device that a framework's cache has all of: they get it, or the program fails as it would.
 
-The first argument is where PyTorch's memory comes from, `gpupool` or `pytorch`; the second is who takes some.
+The first argument is where PyTorch's memory comes from, `gpupool` or `pytorch`; the second is who takes some, and the
+third how many GiB the cache has not. RANK, WORLD_SIZE and MEETING, a file's path, are for NCCL of several processes.
 """
 
 import ctypes
@@ -13,12 +14,15 @@ driver = ctypes.CDLL("libcuda.so.1")
 GIB = 1 << 30
 
 
-def fill():
-    """Leave no memory to the driver, and all of it free in PyTorch's cache."""
+def fill(spare):
+    """Leave so many bytes to the driver, and the others free in PyTorch's cache."""
     blocks, size = [], 8 * GIB
     while size >= 2 << 20:
         try:
-            blocks.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+            if torch.cuda.mem_get_info()[0] < spare + size:
+                size //= 2
+            else:
+                blocks.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
         except torch.OutOfMemoryError:
             size //= 2
     torch.cuda.synchronize()
@@ -28,13 +32,15 @@ def nccl():
     """A communicator, and a sum."""
     from torch import distributed
 
-    distributed.init_process_group("nccl", store=distributed.HashStore(), rank=0, world_size=1)
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    store = distributed.FileStore(os.environ["MEETING"], ranks) if ranks > 1 else distributed.HashStore()
+    distributed.init_process_group("nccl", store=store, rank=torch.cuda.current_device(), world_size=ranks)
 
     def take():
         numbers = torch.ones(1 << 20, device="cuda")
         distributed.all_reduce(numbers)
         torch.cuda.synchronize()
-        assert numbers.sum().item() == 1 << 20, "the sum is wrong"
+        assert numbers.sum().item() == ranks << 20, "the sum is wrong"
 
     return take
 
@@ -80,15 +86,16 @@ def cublas():
 
 def main():
     """Fill the device, have somebody take memory, and say that it was there."""
-    memory, name = sys.argv[1:]
+    memory, name, *spare = sys.argv[1:]
     if memory == "gpupool":
         import gpupool.torch
 
         gpupool.torch.enable()
+    torch.cuda.set_device(int(os.environ.get("RANK", "0")))
     # Code that is loaded at its first use needs memory too, which is not what is tried here.
     assert torch.ones(1 << 20, device="cuda").sum().item() == 1 << 20, "the sum is wrong"
     take = {"nccl": nccl, "jax": jax, "of_the_driver": of_the_driver, "cublas": cublas}[name]()
-    fill()
+    fill(sum(map(int, spare)) * GIB)
     free, reserved = torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved()
     print(f"free {free >> 20} MiB, cached {reserved >> 20} MiB")
     assert torch.cuda.memory_allocated() < GIB, "what was filled is not free"
