@@ -45,7 +45,11 @@ wait "$programs"
 
 cp -r tests examples benches docs pyproject.toml README.md "$out"
 # Of which code the figures will be, with the instructions of its calls; there are none of what is not optimised.
-if [ "$profile" = release ]; then .venv/bin/python benches/provenance.py code >"$out/code.json"; fi
+if [ "$profile" = release ]; then
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --target "$out/site" "$out"/*.whl
+  PYTHONPATH=$out/site .venv/bin/python benches/provenance.py code >"$out/code.json"
+  rm -r "$out/site"
+fi
 cp tests/gpu/run.sh "$out"
 find "$out" -name __pycache__ -prune -exec rm -rf {} +
 du -sh "$out"
