@@ -264,46 +264,10 @@ fn threads(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// The number of threads that live at a time where they come and go.
-const LANES: u64 = 16;
-
-/// Runs threads that each call `f` once and end, in lanes of `count` one after another. Returns the time of the slowest
-/// lane, and the part of an average lane that `f` and the ends of the threads take.
-fn lanes(count: u64, f: impl FnOnce() -> bool + Copy + Send + 'static) -> (Duration, Duration) {
-    take_inside();
-    let lane = move || {
-        let start = Instant::now();
-        (0..count).for_each(|_| live(f));
-        start.elapsed()
-    };
-    let slowest = thread::scope(|scope| {
-        let running: Vec<_> = (0..LANES).map(|_| scope.spawn(lane)).collect();
-        running.into_iter().map(|lane| lane.join().expect("no panic")).max().unwrap_or_default()
-    });
-    (slowest, Duration::from_nanos(take_inside().as_nanos() as u64 / LANES))
-}
-
-/// Measures threads that each ask once and end, as benches/torch_getters.cpp has them ask PyTorch, and threads that do
-/// nothing.
-fn churn(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("churn");
-    group.sampling_mode(SamplingMode::Flat);
-    churn_with(&mut group, "nothing", || true);
-    for pool in available_pools() {
-        churn_with(&mut group, pool.name(), move || Stream::current().and_then(|stream| pool.handle(&stream)).is_ok());
-    }
-    group.finish();
-}
-
-fn churn_with(group: &mut BenchmarkGroup<WallTime>, name: &str, f: impl FnOnce() -> bool + Copy + Send + 'static) {
-    group.bench_function(format!("{name}, life"), |bench| bench.iter_custom(|count| lanes(count, f).0));
-    group.bench_function(format!("{name}, inside"), |bench| bench.iter_custom(|count| lanes(count, f).1));
-}
-
 criterion_group! {
     name = benches;
     // A checkout takes nanoseconds: a second of them is plenty.
     config = Criterion::default().warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1));
-    targets = checkouts, threads, churn, many_threads, calls_of_many_threads
+    targets = checkouts, threads, many_threads, calls_of_many_threads
 }
 criterion_main!(benches);

@@ -1,4 +1,4 @@
-"""The cost of getting this thread's handle, and of a thread that asks once and ends, on gpupool and on its peers.
+"""The cost of getting this thread's handle, on gpupool and on its peers.
 
     python benches/peers.py [--bench PROGRAM]
 
@@ -21,7 +21,6 @@ import timeit
 from pathlib import Path
 
 import gpupool
-from churn import THREADS, python_churn
 
 CALLS = 100_000
 ROUNDS = 9
@@ -74,12 +73,10 @@ def available_pools() -> list[gpupool.HandlePool]:
     return [pool for pool in every if pool.available]
 
 
-def rust_figures(program: str, runtime: str | None) -> dict[str, float]:
-    """Return the figures of the Rust benches on a runtime."""
+def rust_figures(program: str) -> dict[str, float]:
+    """Return the figures of the Rust benches."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "CRITERION_HOME": folder}
-        if runtime:
-            environment["GPUPOOL_RUNTIME"] = runtime
         # Not what many threads do at once, which run.sh measures beside.
         command = [program, "--bench", "--noplot", "--measurement-time", "1", "--warm-up-time", "0.3", r"^\w+/"]
         subprocess.run(command, env=environment, check=True, stdout=sys.stderr)
@@ -110,23 +107,6 @@ def torch_figures(getters: object) -> dict[str, float]:
     """Return what getting a handle takes from C++."""
     names = ("cublas", "cusparse", "cudnn")
     return {name: statistics.median(getattr(getters, name)(10 * CALLS) for _ in range(ROUNDS)) for name in names}
-
-
-def torch_churn(getters: object) -> dict[str, float]:
-    """Return what threads take that ask once and end, from C++, by the names of benches/handle.rs."""
-    names = ("nothing", "cublas", "cusparse", "cudnn")
-    rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
-    # The first creates the handles. All take turns, so that what else goes on meets them alike.
-    for turn in range(1 + ROUNDS):
-        for name in names:
-            figures = getattr(getters, f"{name}_churn")(THREADS, CALLS // 400)
-            if turn > 0:
-                rounds[name].append(figures)
-    medians = {name: [statistics.median(column) for column in zip(*each, strict=True)] for name, each in rounds.items()}
-    figures = {}
-    for name, (life, inside) in medians.items():
-        figures |= {f"churn/{name}, life": life, f"churn/{name}, inside": inside}
-    return figures
 
 
 def import_milliseconds() -> float:
@@ -161,15 +141,11 @@ def main() -> None:
         "machine": machine(),
         "import_ms": import_milliseconds(),
         "python_ns": python_figures(),
-        "python_churn_ns": python_churn(),
     }
     if options.bench:
-        results["rust_ns"] = rust_figures(options.bench, None)
-        results["rust_host_ns"] = rust_figures(options.bench, "host")
+        results["rust_ns"] = rust_figures(options.bench)
     try:
-        getters = torch_getters()
-        results["torch_cpp_ns"] = torch_figures(getters)
-        results["torch_cpp_churn_ns"] = torch_churn(getters)
+        results["torch_cpp_ns"] = torch_figures(torch_getters())
     except ImportError as error:
         print(f"PyTorch's C++ getters are left out: {error}", file=sys.stderr)
     results["handles"] = {pool.name: pool.stats().as_dict() for pool in available_pools()}
