@@ -1,16 +1,16 @@
 """Claims: the figures in the README and the pages, each computed from a file of benches/results.
 
-A figure is ``FILE: FILTER as FORMAT``. FILTER is one of jq's, of all lines of the file: of their objects where it has
-JSON, else of their texts. The numbers that it has are one figure, or a range. FORMAT is one of Python's, as ``.3f``.
+A figure is ``FILE: FILTER as FORMAT``. FILTER is a jq filter over all lines of the file: over their objects if it has
+JSON, else over their texts. Its numbers are one figure, or a range. FORMAT is Python's, such as ``.3f``.
 
-In a page's text the numbers stand alone. claims.toml has for each page the words around them, which are on the page
+In a page's text there are only the numbers. For each page claims.toml has the words around them, which the page has
 once, with ``{}`` in the place of each figure, and these figures.
 
-A table of figures is written whole: tables.toml has its ``head``, and its ``rows`` and ``columns`` by their titles.
-What a cell is, its row and its column say together: one of them has the place, ``{}``, for what the other one adds. It
-is empty where nothing was measured.
+A table of figures is written as a whole: tables.toml has its ``head``, and its ``rows`` and ``columns`` by their
+titles. A row and a column together define their cell: one of them has the place, ``{}``, for what the other one adds. A
+cell is empty if nothing was measured.
 
-`make figures` writes each figure anew. A test fails where one is not what its file says.
+`make figures` rewrites each figure. A test fails if a figure is not what its file says.
 """
 
 import re

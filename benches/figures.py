@@ -1,4 +1,4 @@
-"""The parts that the benches of memory in Python share: how a call is timed, the random mix, lines of results."""
+"""The parts that the memory benches in Python share: how a call is timed, the random mix, lines of results."""
 
 import contextlib
 import json

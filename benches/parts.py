@@ -1,12 +1,12 @@
-"""The parts of pages that are not written by hand: `parts.py` makes them and the figures of claims.py anew.
+"""The parts of pages that are not written by hand: `parts.py` rewrites them and the figures of claims.py.
 
-A part stands between two comments, ``<!-- KIND: NAME -->`` and ``<!-- /KIND -->``:
+A part is between two comments, ``<!-- KIND: NAME -->`` and ``<!-- /KIND -->``:
 
-- `table: NAME`: a table of figures, by tables.toml, and what these are of
-- `output: FILE: COMMAND`: the output of a command, from a file of results; without a command all of the file
-- `printed: NAME`: what the command printed that drew docs/pictures/NAME.png, kept by `make pictures`
+- `table: NAME`: a table of figures, by tables.toml, with their provenance
+- `output: FILE: COMMAND`: the output of a command, from a file of results; without a command the whole file
+- `printed: NAME`: what the command that drew docs/pictures/NAME.png printed, kept by `make pictures`
 
-What else is between two such comments is in place of what the site shows there (docs/hooks/pages.py).
+Anything else between two such comments stands in for what the site shows there (docs/hooks/pages.py).
 """
 
 import re

@@ -1,14 +1,14 @@
-"""What a results file says of itself: when, on what machine, and of which code.
+"""The provenance of a results file: when and on what machine it was measured, and of which code.
 
-Each folder of benches/results, of one kind of machine, has it in measured.json, by the names of its files; run.txt has
-the commands. Newer files also say how that code worked: the instructions of a call, and for each shipped log the driver
-calls, the moved pages, and what was reserved of what was live. These are the same on any machine, so it can be seen
-without a GPU whether figures are of the code that is here.
+Each folder of benches/results is of one kind of machine. Its measured.json has the provenance by the names of the
+files; run.txt has the commands. Newer files also say how that code worked: the instructions of a call, and for each
+shipped log the driver calls, the moved pages, and the ratio of reserved to live memory. These are the same on any
+machine, so they show without a GPU whether figures are of the present code.
 
 Usage:
     provenance.py                  list the files whose figures the README or a page has
-    provenance.py --check          fail where the code that is here works differently, and say how
-    provenance.py code             print the commit, and how the code that is here works
+    provenance.py --check          fail if the present code works differently, and say how
+    provenance.py code             print the commit, and how the present code works
     provenance.py measured FOLDER  write FOLDER/measured.json for a run on this machine, of the code that code.json has
 """
 

@@ -1,6 +1,6 @@
 """Peers that take turns: each is a process of its own, and in each round all have the same processors.
 
-What else a machine does falls on all of them so, and a figure to another one of the same round is a ratio of theirs
+So whatever else the machine does affects all of them, and the ratio of two figures of a round depends on these peers
 alone.
 """
 

@@ -64,7 +64,7 @@ pub enum ErrorKind {
     /// This pool, device or driver cannot do what is asked; or the system, or a table of a fixed size, is exhausted: no
     /// thread, no descriptor, no number left.
     Unavailable(String),
-    /// Code of the program that the call ran, such as its callback for a lack of memory, ended the call by an error of its own.
+    /// The program's own code that the call ran, such as a callback for a lack of memory, ended the call with an error.
     Interrupted {
         /// The error of that code.
         cause: Cause,
@@ -101,7 +101,7 @@ pub struct LibraryError {
     pub code: i32,
     /// What the status means for the caller.
     pub kind: StatusKind,
-    /// Where the call was for: a device, or the host's memory on a NUMA node.
+    /// What the call was for: a device, or the host's memory on a NUMA node.
     pub location: Option<MemoryLocation>,
     /// The file that the library was loaded from.
     pub path: Option<PathBuf>,
@@ -114,7 +114,7 @@ pub struct LibraryError {
 /// What needed device memory that was not available.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wanted {
-    /// A handle of a library, which is known to use so many bytes; 0 if unknown.
+    /// A handle of a library, with the bytes that it is known to use; 0 if unknown.
     Handle(u64),
     /// Memory of a pool.
     Memory {
@@ -125,9 +125,9 @@ pub enum Wanted {
         /// The pool's limit, in bytes.
         limit: Option<u64>,
     },
-    /// So many bytes, by a claim to memory that is to be taken later.
+    /// The bytes of a claim to memory that is to be taken later.
     Claim(u64),
-    /// So many bytes of addresses, for a device's memory to be mapped at. Addresses ran out, not memory.
+    /// The bytes of addresses at which to map a device's memory. Addresses ran out, not memory.
     Addresses(u64),
 }
 
@@ -146,9 +146,9 @@ pub struct OutOfMemory {
     pub total: u64,
     /// What gpupool holds on this device.
     pub users: Vec<MemoryUse>,
-    /// What other libraries of this process hold there; nothing is known of it unless the process is watched.
+    /// What other libraries of this process hold there; unknown unless the process is watched.
     pub holders: Vec<MemoryHolder>,
-    /// What this process's neighbours hold of the device, other processes that use gpupool; none unless neighbours are used.
+    /// What neighbours, other processes that use gpupool, hold of the device; none unless neighbours are used.
     pub neighbours: Option<AskedNeighbours>,
 }
 
@@ -159,13 +159,13 @@ pub struct AskedNeighbours {
     pub uses: Vec<NeighbourUse>,
     /// How many answered.
     pub answered: usize,
-    /// How many did not in time, or could not be asked.
+    /// How many did not answer in time, or could not be asked.
     pub unanswered: usize,
     /// How long they were asked.
     pub took: Duration,
     /// Why they could not be asked.
     pub refused: Option<String>,
-    /// Bytes of this process's claims that are lost, as it did not answer in time itself.
+    /// Bytes of this process's claims that are lost because it did not answer in time itself.
     pub lost_claims: u64,
 }
 
@@ -174,7 +174,7 @@ pub struct AskedNeighbours {
 pub struct NeighbourUse {
     /// The process's id.
     pub process: u32,
-    /// Its name, as it tells.
+    /// Its name, as the process states it.
     pub name: String,
     /// Device memory in bytes.
     pub bytes: u64,
@@ -199,16 +199,16 @@ pub struct MemoryUse {
     pub live_bytes: Option<u64>,
 }
 
-/// Others' code in this process that holds device memory, as `libgpupool_watch.so` counts it.
+/// Other code in this process that holds device memory, as `libgpupool_watch.so` counts it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MemoryHolder {
-    /// The library's name, such as NCCL; that of the file if no other is known.
+    /// The library's name, such as NCCL; the file's name if no other is known.
     pub name: String,
-    /// The file that asked the driver for it.
+    /// The file that asked the driver for the memory.
     pub path: String,
-    /// Device memory in bytes; for a library with a handle pool, what its handles are not known to have.
+    /// Device memory in bytes; for a library with a handle pool, without what its handles are known to have.
     pub bytes: u64,
-    /// The peak, with what handles have.
+    /// The peak, including what handles have.
     pub peak_bytes: u64,
     /// Its allocations.
     pub count: u64,
@@ -239,7 +239,7 @@ impl Error {
         *self.0
     }
 
-    /// Creates an error for a refused call of which only name and status are known.
+    /// Creates an error for a refused call of which only the name and the status are known.
     pub fn refused(library: &str, function: &str, status: impl Into<String>, code: i32, kind: StatusKind) -> Self {
         ErrorKind::Library(LibraryError {
             library: library.to_owned(),
@@ -255,7 +255,7 @@ impl Error {
         .into()
     }
 
-    /// Returns whether a library or driver refused with the status of this number.
+    /// Returns whether a library or driver refused a call with this status code.
     pub(crate) fn is_status(&self, code: i32) -> bool {
         matches!(self.kind(), ErrorKind::Library(refused) if refused.code == code)
     }
@@ -272,13 +272,13 @@ impl Error {
         ErrorKind::InvalidValue(what.into()).into()
     }
 
-    /// Creates the error of a refusal of the system, or of a full table of a fixed size.
+    /// Creates the error for a refusal by the system, or for a full table of fixed size.
     #[cold]
     pub(crate) fn unavailable(what: impl Into<String>) -> Self {
         ErrorKind::Unavailable(what.into()).into()
     }
 
-    /// Creates the error of a call that an error of the program's own code ends.
+    /// Creates the error of a call that the program's own code ends with an error.
     #[cfg(feature = "python")]
     pub(crate) fn interrupted(cause: Cause) -> Self {
         ErrorKind::Interrupted { cause, refused: None }.into()
@@ -292,7 +292,7 @@ impl Error {
         self
     }
 
-    /// Creates the error of a fault of gpupool's own.
+    /// Creates the error for a bug in gpupool.
     #[cold]
     pub(crate) fn internal(what: impl Into<String>) -> Self {
         ErrorKind::InternalError(what.into()).into()
@@ -317,7 +317,7 @@ impl Error {
         self
     }
 
-    /// Adds advice to a refused call, after what it has already.
+    /// Adds advice to a refused call, after the advice that it has already.
     #[cold]
     pub(crate) fn advised(self, advice: impl Display) -> Self {
         self.map_library(|refused| {
@@ -493,12 +493,12 @@ impl fmt::Display for AskedNeighbours {
 }
 
 impl OutOfMemory {
-    /// Returns the details of a refusal where the device has so much memory, without who holds it.
+    /// Returns the details of a refusal, with the device's free and total memory but not who holds it.
     pub(crate) fn new(refused: LibraryError, location: MemoryLocation, wanted: Wanted, free: u64, total: u64) -> Self {
         Self { refused, location, wanted, free, total, users: Vec::new(), holders: Vec::new(), neighbours: None }
     }
 
-    /// Returns what to do, after what was done already.
+    /// Returns what to do, beyond what was done already.
     fn advice(&self) -> &'static str {
         match self.wanted {
             Wanted::Claim(_) => "",
@@ -547,13 +547,13 @@ impl fmt::Display for PoolExhausted {
     }
 }
 
-/// A name that a program gave, on one line whatever it is.
+/// A name that a program gave, on one line whatever it contains.
 pub(crate) struct OneLine<'a>(pub(crate) &'a str);
 
 impl fmt::Display for OneLine<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.chars().try_for_each(|letter| match letter {
-            // No escapes, as an apostrophe stands for itself here.
+            // Not escaped, since quotes stand for themselves here.
             '\'' | '"' => write!(f, "{letter}"),
             _ => write!(f, "{}", letter.escape_debug()),
         })

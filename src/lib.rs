@@ -2,8 +2,8 @@
 //! cuStateVec, cuTensorNet, cuTENSOR or cuSPARSELt, or of ROCm's MIOpen, hipBLAS, hipBLASLt, hipSPARSE or hipSOLVER, with its
 //! stream set, and with device memory from a caching allocator.
 //!
-//! A thread's handles return to the pool when it ends, and the next thread gets them: handles are reused instead of being
-//! destroyed and created again, and nothing that gpupool does invalidates a stream capture that it knows of.
+//! When a thread ends, its handles return to the pool, and the next thread gets them: handles are reused instead of
+//! being destroyed and created again, and nothing that gpupool does invalidates a stream capture that it knows of.
 //!
 //! ```no_run
 //! use gpupool::{Cusparse, Stream};
@@ -38,19 +38,18 @@
 //! | add a library that gpupool does not know | [`library::Library`], [`HandlePool::new`] |
 //! | allocate device memory | [`empty`], [`DeviceBuffer`], [`memory::allocate`] |
 //! | allocate pinned host memory | [`empty_pinned`], [`PinnedBuffer`], [`warm_pinned`] |
-//! | use private pools, memory of captured graphs | [`MemPool`], [`MemPool::capture`] |
-//! | use streams, also those of other code | [`Stream`], [`Stream::from_raw`] |
-//! | use slices with cudarc, also in candle's custom operations | `PooledSlice`, with the feature `cudarc` |
+//! | use private pools, and memory of captured graphs | [`MemPool`], [`MemPool::capture`] |
+//! | use streams, including those of other code | [`Stream`], [`Stream::from_raw`] |
+//! | use slices with cudarc, including candle's custom operations | `PooledSlice`, with the feature `cudarc` |
 //!
-//! gpupool logs through the [`log`] crate, what no error says at `warn`, rare events at `info` and frequent ones at
-//! `debug`, to the targets `gpupool::runtime`, `gpupool::library`, `gpupool::handle` and `gpupool::memory`. It holds no
-//! lock meanwhile.
-//! With `GPUPOOL_NVTX=1` in the environment profilers show its work as NVTX ranges.
+//! gpupool logs through the [`log`] crate: problems without an error at `warn`, rare events at `info` and frequent ones
+//! at `debug`. The targets are `gpupool::runtime`, `gpupool::library`, `gpupool::handle` and `gpupool::memory`. gpupool
+//! holds no lock while it logs. With `GPUPOOL_NVTX=1` in the environment, profilers show its work as NVTX ranges.
 //!
 //! There is one pool for each library and device in the process. A Python extension that contains this crate has its own
 //! pools, separate from those of a Rust program in the same process.
 
-// No panic and no output reaches a user; tests and benches may do both.
+// No panic and no output reaches a user; tests and benches may panic and print.
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr)]
 // The limit is in clippy.toml; a test may be longer.
 #![cfg_attr(not(test), warn(clippy::too_many_lines))]

@@ -8,8 +8,8 @@
 A thread keeps its handles until it ends; then they return to the pool, and the next thread gets them. Importing this
 package loads no GPU library: that happens at the first call that needs one.
 
-What is here, by what it is for; frameworks have modules of their own, as ``gpupool.torch``, and results classes, in
-``gpupool.typing``:
+The public names, by purpose; frameworks have modules of their own, such as ``gpupool.torch``, and ``gpupool.typing``
+has the classes of results:
 
 - libraries' handles: ``HandlePool``, ``cublas``, ``cublaslt``, ``cudnn``, ``cudss``, ``cusolver``, ``cusparse``,
   ``cusparselt``, ``custatevec``, ``cutensor``, ``cutensornet``, ``hipblas``, ``hipblaslt``, ``hipsolver``,
@@ -120,7 +120,7 @@ if TYPE_CHECKING:
     from gpupool._report.summary import memory_summary
     from gpupool._traces.dump import dump_snapshot
 
-# By what they are for, as `help(gpupool)` and the guide have them.
+# Grouped by purpose, as in `help(gpupool)` and the guide.
 __all__ = [  # noqa: RUF022
     # Libraries' handles.
     "HandlePool",

@@ -33,28 +33,29 @@ def set_log_level(level: int) -> None:
     """Set the lowest level of the records to create, as ``logging`` numbers levels."""
 
 def start_log(hand_over: Callable[[list[tuple[str, int, str, int, str, float, int]]], None]) -> None:
-    """Set what takes log records, on a thread of gpupool's.
+    """Set the function that takes log records, on a thread of gpupool.
 
-    A record is its logger, level, file, line, message, time in seconds since 1970, and thread as ``gettid`` numbers it.
+    A record consists of its logger, level, file, line, message, time in seconds since 1970, and thread as ``gettid``
+    numbers it.
     """
 
 def clear_log_records() -> None:
     """Discard the log records that a forked child inherited from its parent."""
 
 def end_log(patience: float) -> None:
-    """Hand over the log records that are left, and start no thread for others.
+    """Hand over the log records that are left, and start no thread for later ones.
 
-    It waits for a thread that hands records over, but not longer than so many seconds.
+    This waits for a thread that hands records over, but at most this many seconds.
     """
 
 def pause_log(patience: float) -> None:
-    """Start no thread for log records until :func:`resume_log`; a forked child starts some without that.
+    """Start no thread for log records until :func:`resume_log`; a forked child starts them without that call.
 
-    It waits for a thread that is starting, but not longer than so many seconds.
+    This waits for a thread that is starting, but at most this many seconds.
     """
 
 def resume_log() -> None:
-    """Start threads for log records again, and one for those that were made meanwhile."""
+    """Start threads for log records again, and one for the records made meanwhile."""
 
 class Error(Exception):
     """The base class of gpupool's errors.
@@ -69,7 +70,7 @@ class Error(Exception):
 class RuntimeUnavailable(Error):
     """The GPU platform that a call needs is missing.
 
-    There is no driver, one that does not work, or no device, or another runtime was chosen.
+    There is no driver or no device, the driver does not work, or another runtime was chosen.
     """
 
 class LibraryNotFound(Error):
@@ -105,9 +106,9 @@ class OutOfMemory(MemoryError, Error):
     The message says what holds the device's memory, and what helps: a higher limit if a limit was reached, freeing
     memory elsewhere if the device has no more.
 
-    ``requested_bytes`` is the number of requested bytes, or of those that a handle is known to take; None if that is
-    not known. ``free_bytes`` and ``total_bytes`` are the device's at the last attempt. The other attributes are as in
-    :class:`LibraryError`.
+    ``requested_bytes`` is the number of requested bytes, or of the bytes that a handle is known to take; None if that
+    is not known. ``free_bytes`` and ``total_bytes`` are the device's at the last attempt. The other attributes are as
+    in :class:`LibraryError`.
 
     >>> pool = gpupool.MemPool(limit=1 << 20)
     >>> try:
@@ -160,7 +161,7 @@ class Asleep(Error):
     """The request is to a pool that is asleep: wake it first, with its ``wake()`` or with :func:`wake`."""
 
 class Unavailable(Error):
-    """This pool, device or driver cannot do what is asked, as to sleep or to have memory ranges.
+    """This pool, device or driver cannot do what is asked, such as sleep or have memory ranges.
 
     It is also raised if the system, or a table of fixed size, is exhausted: no thread, file descriptor or number is
     left.
@@ -254,7 +255,7 @@ class HandlePool:
             stream: The stream to set, as in :meth:`handle`.
             device: The device's ordinal, as in :meth:`handle`.
             timeout: How many seconds to wait for a handle if the pool has a :attr:`limit`; 30 by default.
-                ``float("inf")`` is refused in a callback of gpupool's.
+                ``float("inf")`` is refused in a callback of gpupool.
 
         Returns:
             The lease, a context manager. It can also be ended by :meth:`Lease.release`.
@@ -284,7 +285,7 @@ class HandlePool:
         It takes effect the next time a thread requests the handle: then everything that the handle allocates, in every
         thread and scope, also for existing objects, comes from the MemPool. If the MemPool has no more memory, the
         library's call fails, as with CUDSS_STATUS_ALLOC_FAILED. The MemPool can be changed at any time, because memory
-        is freed to the pool that it came from, in the order of the handle's stream, or for cuTensorNet of the call's:
+        is freed to the pool that it came from, in the order of the handle's stream, or for cuTensorNet the call's:
         destroy cuDSS's objects while that stream exists. gpupool keeps the MemPool until another is set, and counts
         that in its :meth:`~MemPool.use_count`. A memory handler that the program sets on its handle stays until the
         handle gets a new owner.
@@ -299,7 +300,7 @@ class HandlePool:
         """
 
     def get_mem_pool(self, device: SupportsIndex | None = None) -> PoolToken | None:
-        """Return the pool that :meth:`set_mem_pool` has set for a device; None without one.
+        """Return the pool that :meth:`set_mem_pool` has set for a device; None if it has set none.
 
         Args:
             device: The ordinal of the device; by default the current one.
@@ -333,9 +334,9 @@ class HandlePool:
 
         cuBLAS, cuBLASLt, cuSOLVER and cuDSS wait for the whole device when a handle is destroyed, which invalidates
         every capture on it; ROCm's libraries, cuStateVec, cuTensorNet, cuTENSOR and cuSPARSELt are assumed to do the
-        same. Their handles are not destroyed while gpupool
-        knows of a capture: one on a :class:`Stream`, on this thread's current stream, or on any blocking stream. The
-        driver does not report others, so don't trim while another library captures on its own non-blocking stream.
+        same. Their handles are not destroyed while gpupool knows of a capture: one on a :class:`Stream`, on this
+        thread's current stream, or on any blocking stream. The driver does not report others, so don't trim while
+        another library captures on its own non-blocking stream.
 
         Args:
             device: The device's ordinal; all devices by default.
@@ -384,7 +385,7 @@ class HandlePool:
     def version(self) -> tuple[int, int, int] | None:
         """The library's version as major, minor and patch; None for a pool that the program created.
 
-        hipBLASLt and hipSPARSE report theirs only after a handle was created, hipBLAS and hipSOLVER never: then None.
+        hipBLASLt and hipSPARSE report it only after a handle was created, hipBLAS and hipSOLVER never; until then None.
         """
 
     @property
@@ -403,7 +404,7 @@ class HandlePool:
 
     @property
     def loaded(self) -> bool:
-        """True if the library has been loaded, which its first use does; this property loads nothing."""
+        """True if the library has been loaded; its first use loads it, and this property does not."""
 
     @property
     def name(self) -> str:
@@ -503,7 +504,7 @@ class HandleStats:
     def peak_in_use(self) -> int:
         """The maximum number of handles in use at the same time, by threads or leases.
 
-        The number is never too low. It can be too high, by handles that were used one after another while more were
+        The number is never too low. It can be too high, from handles that were used one after another while more were
         idle than needed, as after :meth:`HandlePool.warm` or :meth:`HandlePool.reset_peak_stats`. For several devices
         it is the sum.
         """
@@ -667,7 +668,7 @@ class ShareToken:
 
     @property
     def process(self) -> int:
-        """The id of the process that shares it."""
+        """The id of the process that shares the buffer."""
 
     def __bytes__(self) -> bytes:
         """Return the token as bytes, which can be sent in any way."""
@@ -736,9 +737,9 @@ class DeviceBuffer:
         """Share the buffer with other processes of the same user, and return a token for :func:`attach` there.
 
         The token can be pickled and sent in any way. The stream that attaches it waits for the work that was submitted
-        to this buffer's stream so far. The token does not keep the buffer: hold it until it is attached. If it is freed
-        after that, the memory is reused once every process has freed its buffer or has ended, and its work is done;
-        nothing blocks meanwhile.
+        to this buffer's stream so far. The token does not keep the buffer: hold the buffer until it is attached. If you
+        free it after that, the memory is reused once every process has freed its buffer or has ended, and its work is
+        done; nothing blocks meanwhile.
 
         The buffer can also be sent directly, as an argument of a ``multiprocessing`` process or through its queues and
         pipes. Then it is kept until the receiver has it, so you may free it immediately; if it is never received, it is
@@ -816,8 +817,8 @@ class DeviceBuffer:
         Raises:
             TypeError: ``host`` does not support the buffer protocol.
             InvalidValue: The sizes differ, the memory is not contiguous, the buffer was freed, the stream is captured
-                and the memory is not pinned, its device has no access, or it is the legacy default stream and a
-                blocking stream of its device is being captured.
+                and the memory is not pinned, the stream's device has no access, or it is the legacy default stream and
+                a blocking stream of its device is being captured.
             Asleep: Its pool is asleep.
             OutOfMemory: There is no pinned memory for the copy; :func:`set_pinned_limit` may be the reason.
             LibraryError: The driver refuses. Any part of the buffer may then be written.
@@ -938,8 +939,8 @@ class DeviceBuffer:
 def empty(nbytes: SupportsIndex, stream: StreamLike | None = None) -> DeviceBuffer:
     """Allocate device memory on the stream and return it, not initialised.
 
-    It comes from the pool whose scope the thread is in, else from the device's default pool. It is freed in stream
-    order when the buffer dies: the next block on that stream may reuse the memory immediately.
+    The memory comes from the pool whose scope the thread is in, else from the device's default pool. It is freed in
+    stream order when the buffer dies: the next block on that stream may reuse the memory immediately.
 
     >>> buffer = gpupool.empty(1 << 20)
     >>> buffer.nbytes
@@ -966,7 +967,7 @@ class PinnedBuffer:
     or ``__dlpack__`` as CUDA's (or ROCm's) host memory. Simulated memory declares itself as CPU memory.
 
     If work of a stream uses the memory, call :meth:`record_stream`, or pass ``stream`` when the buffer is created or
-    freed. Freed memory is reused only when the work is done that those streams had by then, and immediately if there
+    freed. Freed memory is reused only when the work that those streams had by then is done, and immediately if there
     are none. If it is recorded on a stream that is captured, it belongs to the graph until the graph, and everything
     instantiated from it, is destroyed; where the driver does not report that (before CUDA 12.3, and ROCm), it is never
     reused.
@@ -1081,7 +1082,7 @@ def empty_pinned(
 def warm_pinned(nbytes: SupportsIndex, numa: SupportsIndex | None = None, background: bool = False) -> None:
     """Allocate this many bytes of pinned memory in advance, in one piece, unless one such piece is free already.
 
-    It takes some 0.1 s for a GiB on an H100 with 16 cores, and nothing waits for the GPU.
+    This takes about 0.1 s for a GiB on an H100 with 16 cores, and nothing waits for the GPU.
 
     Args:
         nbytes: The number of bytes.
@@ -1140,14 +1141,14 @@ def reset_peak_pinned_stats(numa: SupportsIndex | None = None) -> None:
 class MemPool:
     """A private pool of one device's memory.
 
-    What a thread allocates in a ``with use_mem_pool(pool):`` block, or in ``with pool:``, comes from the pool and
-    returns to it; :meth:`empty` allocates from it without a block. When the pool dies, live blocks stay valid; all
+    Memory that a thread allocates in a ``with use_mem_pool(pool):`` block, or in ``with pool:``, comes from the pool
+    and returns to it; :meth:`empty` allocates from it without a block. When the pool dies, live blocks stay valid; all
     other memory is released to the driver immediately. Except for ``reserve``, a pool takes no memory before its first
     request.
 
     A pool can be subclassed, weakly referenced and given attributes. A subclass's ``__init__`` must call this one.
 
-    It follows PyTorch's: https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.MemPool.html
+    The class follows PyTorch's: https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.MemPool.html
 
     >>> pool = gpupool.MemPool(limit=1 << 30)
     >>> with pool:
@@ -1163,7 +1164,7 @@ class MemPool:
             allocator of PyTorch, a ``CUDAPluggableAllocator`` or what its ``allocator()`` returns. If they allocate
             from gpupool themselves, those requests ignore the thread's scopes. The pool keeps them as long as it has
             memory. An exception of ``malloc`` counts as a lack of memory, and is the ``__cause__`` of the
-            :class:`OutOfMemory`; Ctrl-C, and any other exception that is no ``Exception``, ends the request and is
+            :class:`OutOfMemory`; Ctrl-C, and any other exception that is not an ``Exception``, ends the request and is
             raised. An exception of ``free`` goes to ``sys.unraisablehook``, and Ctrl-C reaches the main thread soon
             after.
         use_on_oom: Let requests of every other pool use this pool's free memory when the device has no more.
@@ -1182,9 +1183,9 @@ class MemPool:
             :func:`set_neighbour`. The pool is not put to sleep while a thread has a block of it open (``with pool:``),
             or a stream of it is captured: have a block open while work with the pool's buffers is being submitted, and
             wake the pool first. The pool stays asleep until :meth:`wake`.
-        wakes_on_use: Wake the pool, when it sleeps for another process, by the next request to it, the next block of it
-            (``with pool:``), the next copy or fill of a buffer of it, or the next commit of pages of its ranges, which
-            then take as long as :meth:`wake`, and fail as that does.
+        wakes_on_use: Let the next use wake the pool when it sleeps for another process: a request to it, a block of it
+            (``with pool:``), a copy or fill of one of its buffers, or a commit of pages of its ranges. That use takes
+            as long as :meth:`wake`, and fails as it does.
 
     Raises:
         InvalidValue: If there is no such device, for a ``reserve`` above the limit or together with ``allocator``,
@@ -1263,7 +1264,7 @@ class MemPool:
         """Reset the pool's peaks to the current values."""
 
     def trim(self) -> int:
-        """Release free memory to the driver, and return its bytes. Pages that the GPU may still use are released later.
+        """Release free memory to the driver, and return its size. Pages that the GPU may still use are released later.
 
         The pool's ``reserve`` is kept.
 
@@ -1272,11 +1273,11 @@ class MemPool:
         """
 
     def close(self) -> int:
-        """Close the pool for new requests, release its free memory to the driver, and return its bytes.
+        """Close the pool for new requests, release its free memory to the driver, and return its size.
 
         From then on requests are refused, also in open scopes, and no scope or capture can be entered.
-        Live blocks stay valid, and their memory is released when they are freed, that of graphs when they are reset.
-        A second call does nothing.
+        Live blocks stay valid. Their memory is released when they are freed, and graphs' memory when it is reset. A
+        second call does nothing.
 
         >>> pool = gpupool.MemPool()
         >>> buffer = pool.empty(1 << 20)
@@ -1321,7 +1322,7 @@ class MemPool:
             InvalidValue: For other sizes; the message has them.
             Unavailable: The pool has ``no_split``, ``segments`` or an ``allocator``, or the device has no virtual
                 memory.
-            OutOfMemory: So many addresses are not left in a row.
+            OutOfMemory: Too few contiguous addresses are left.
         """
 
     def sleep(self, backup: Literal["host"] | None = "host") -> int:
@@ -1377,14 +1378,15 @@ class MemPool:
         each later one before it is first used, and each before it is released: by :meth:`trim`, with the pool, and in a
         pool with ``segments`` or an ``allocator`` also before one of its own requests would fail. A call that releases
         a segment first waits for the work of the segment's streams, so that the callback can deregister it. The end of
-        a block of a closed pool, or of the pool, does not wait: a segment at work goes when memory is next given back.
+        the pool, or of a block of a closed pool, does not wait: a segment in use by the GPU is released when memory is
+        next given back.
 
-        It runs on the thread whose call adds or releases the segment, with no lock held, and may allocate. An exception
-        goes to the log and to ``sys.unraisablehook``, and the request continues; Ctrl-C reaches the main thread soon
-        after. Segments are reported until :meth:`SegmentCallback.remove` or the pool's end, even if the object that
-        this returns dies; after that nothing is reported, not even the release of existing segments. Nothing is
-        reported at the end of the process. The pool keeps the callback; one that refers to the pool ends with it when
-        Python collects garbage.
+        The callback runs on the thread whose call adds or releases the segment, with no lock held, and may allocate. An
+        exception goes to the log and to ``sys.unraisablehook``, and the request continues; Ctrl-C reaches the main
+        thread soon after. Segments are reported until :meth:`SegmentCallback.remove` or the pool's end, even if the
+        object that this returns dies; after that nothing is reported, not even the release of existing segments.
+        Nothing is reported at the end of the process. The pool keeps the callback; one that refers to the pool ends
+        with it when Python collects garbage.
 
         >>> pool = gpupool.MemPool(no_split=True)
         >>> registered = {}
@@ -1460,7 +1462,7 @@ class MemPool:
         """
 
     def _repr_html_(self) -> str | None:
-        """Return what the pool's repr tells as HTML, for a notebook."""
+        """Return what the pool's repr says as HTML, for a notebook."""
 
 @final
 class PoolToken:
@@ -1722,7 +1724,7 @@ class MemoryStats:
 
     @property
     def asked_neighbours(self) -> int:
-        """The times that this process asked its neighbours for memory so far, since a request found none."""
+        """The times so far that this process asked its neighbours for memory because a request found none."""
 
     @property
     def received_bytes(self) -> int:
@@ -1734,7 +1736,7 @@ class MemoryStats:
 
     @property
     def asked_by_neighbours(self) -> int:
-        """The number of neighbours' questions for memory so far: each asks for one kind after the other."""
+        """The number of neighbours' requests for memory so far: each neighbour asks for one kind after another."""
 
     @property
     def given_bytes(self) -> int:
@@ -1771,9 +1773,9 @@ class OomCallback:
 class MemoryRange:
     """Addresses that stay, whose pages of physical memory come and go; :meth:`MemPool.reserve_range` makes one.
 
-    It is for what is large and only partly needed at any time, and that graphs, tensors and kernels hold pointers into:
-    a KV cache, an embedding table, a growing array. No call waits for the GPU while there is memory: a decommitted page
-    stays mapped until the streams that used it are done, and then serves the pool's next requests.
+    It is for large data that is only partly needed at any time, and that graphs, tensors and kernels hold pointers
+    into: a KV cache, an embedding table, a growing array. No call waits for the GPU while there is memory: a
+    decommitted page stays mapped until the streams that used it are done, and then serves the pool's next requests.
 
     A page that is not committed must not be accessed: on a GPU that is an illegal access, after which all calls fail.
 
@@ -1791,11 +1793,11 @@ class MemoryRange:
 
     @property
     def ptr(self) -> int:
-        """The address of its first byte."""
+        """The address of the range's first byte."""
 
     @property
     def nbytes(self) -> int:
-        """Its bytes, committed or not."""
+        """The bytes of the range, committed or not."""
 
     @property
     def page_bytes(self) -> int:
@@ -1836,9 +1838,9 @@ class MemoryRange:
     ) -> None:
         """Give pages physical memory, for later work of the stream: ``(start, nbytes, stream)`` or ``(pages, stream)``.
 
-        A page that is committed keeps its content and gets the new priority. For the others, memory that is still there
-        is taken back, then free pages of the pool are moved, then new ones are created; if there are none, other pools
-        release what they can, as for any request. If that fails, nothing is committed.
+        A page that is already committed keeps its content and gets the new priority. For the others, memory that is
+        still there is taken back, then free pages of the pool are moved, then new ones are created; if there are none,
+        other pools release what they can, as for any request. If that fails, nothing is committed.
 
         >>> cache = gpupool.MemPool().reserve_range(64 << 20)
         >>> cache.commit(0, 4 << 20)
@@ -1852,14 +1854,14 @@ class MemoryRange:
             stream: The stream; this thread's current one by default.
             priority: If given, the pages may be taken when memory is short, those with the lowest number first, unless
                 they are pinned; see :meth:`pin`.
-            fill: A byte to fill the pages with that were not committed. Otherwise their content is undefined.
+            fill: A byte with which to fill the pages that were not committed. Otherwise their content is undefined.
 
         Raises:
-            OutOfMemory: There is not enough memory; it says what holds it.
-            InvalidValue: The bytes are no whole pages, the range has no such page or was freed, the pool was closed, or
-                a stream of the pool is being captured. It is also raised if another thread commits or decommits some of
-                the pages and this is called in a callback that may not wait for that (see :func:`on_oom`), or if a call
-                that has some of the pages' former memory in hand is in a callback.
+            OutOfMemory: There is not enough memory; the message says what holds it.
+            InvalidValue: The bytes are not whole pages, the range has no such page or was freed, the pool was closed,
+                or a stream of the pool is being captured. It is also raised if another thread commits or decommits some
+                of the pages and this is called in a callback that may not wait for that (see :func:`on_oom`), or if a
+                call that has some of the pages' former memory in hand is in a callback.
             Asleep: The pool is asleep.
         """
 
@@ -1877,8 +1879,8 @@ class MemoryRange:
         Args:
             start: As for :meth:`commit`.
             nbytes: As for :meth:`commit`.
-            stream: A stream that also used them. Name streams of other code here, which may be destroyed later: for a
-                stream that only earlier calls named, gpupool waits for all work on the device.
+            stream: A stream that also used the pages. Name other code's streams here, since they may be destroyed
+                later: for a stream that only earlier calls named, gpupool waits for all work on the device.
 
         Raises:
             InvalidValue: As for :meth:`commit`, and if a page is pinned.
@@ -1901,8 +1903,8 @@ class MemoryRange:
 
         Returns:
             A bit for each page, in the order given, the lowest bit of a byte first: 1 if it is committed, and so
-            pinned. ``numpy.unpackbits(numpy.frombuffer(bits, numpy.uint8), count=len(pages), bitorder="little")`` has
-            them as an array. A page that is not committed is not pinned; commit it, and pin it then.
+            pinned. ``numpy.unpackbits(numpy.frombuffer(bits, numpy.uint8), count=len(pages), bitorder="little")``
+            returns them as an array. A page that is not committed is not pinned; commit it, and pin it then.
 
         Raises:
             InvalidValue: The range has no such page, or was freed; or as for :meth:`commit` in a callback.
@@ -1920,10 +1922,10 @@ class MemoryRange:
         """
 
     def prepare(self, pages: SupportsIndex) -> None:
-        """Keep physical memory for so many pages ready, made by a background thread, so that a commit only maps it.
+        """Keep physical memory ready for this many pages, made by a background thread, so that a commit only maps it.
 
-        It counts as reserved and cached memory of the pool, and goes back with :meth:`MemPool.trim`, when the pool
-        sleeps, and when memory is short. 0 ends it.
+        The memory counts as reserved and cached memory of the pool, and goes back with :meth:`MemPool.trim`, when the
+        pool sleeps, and when memory is short. 0 ends this.
 
         Args:
             pages: How many pages of :attr:`page_bytes`, at most those of the range.
@@ -1934,18 +1936,18 @@ class MemoryRange:
         """
 
     def __del__(self) -> None:
-        """Call no callback any more, before Python collects them as garbage with the range."""
+        """Stop calling callbacks, before Python collects them as garbage with the range."""
 
     def on_discard(self, callback: Callable[[list[int]], object]) -> DiscardCallback:
         """Call ``callback(pages)`` with the numbers of pages that were taken for want of memory.
 
-        It is called on the thread of the request that lacked memory, with no lock held, until
+        The callback runs on the thread of the request that lacked memory, with no lock held, until
         :meth:`DiscardCallback.remove` or the range's end, also if the object that this returns dies; :func:`on_oom`
         says what it may not do. If another process got the pages, the next call of this range reports them, on
         whichever thread it is; a commit that finds one taken reports it before it returns.
 
         Args:
-            callback: A callable. What it raises is logged and given to ``sys.unraisablehook``; Ctrl-C reaches the main
+            callback: A callable. An exception is logged and given to ``sys.unraisablehook``; Ctrl-C reaches the main
                 thread soon after.
 
         Returns:
@@ -1953,14 +1955,13 @@ class MemoryRange:
         """
 
     def free(self, stream: StreamLike | None = None) -> None:
-        """Free all of it, in the order of the streams that used it and of this one. A second call does nothing.
+        """Free the range, in the order of the streams that used it and of this one. A second call does nothing.
 
         Args:
             stream: A stream that also used it.
 
         Raises:
-            InvalidValue: A page is pinned, or an array of DLPack uses the range; or as for :meth:`commit` in a
-                callback.
+            InvalidValue: A page is pinned, or a DLPack array uses the range; or as for :meth:`commit` in a callback.
         """
 
     def __enter__(self) -> Self:
@@ -1991,13 +1992,13 @@ class MemoryRange:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """Return all its bytes as a capsule of DLPack, for ``from_dlpack``. Its pages are ordered by their commits.
+        """Return all its bytes as a DLPack capsule, for ``from_dlpack``. Its pages are ordered by their commits.
 
         Args:
             stream: Ignored: the pages are used in the order of the streams that they are committed for.
             max_version: The highest version that the consumer takes.
-            dl_device: Where it wants the memory, which must be where it is.
-            copy: Whether it wants a copy, which it does not get.
+            dl_device: The requested device, which must be the one that the memory is on.
+            copy: True is refused, because nothing is copied.
 
         Raises:
             BufferError: The memory would have to be copied or moved.
@@ -2005,7 +2006,7 @@ class MemoryRange:
         """
 
     def _repr_html_(self) -> str | None:
-        """Return what the range's repr tells as HTML, for a notebook."""
+        """Return what the range's repr says as HTML, for a notebook."""
 
 @final
 class DiscardCallback:
@@ -2137,8 +2138,8 @@ class CApi:
     def pinned_handler(self) -> int:
         """The address of a whole ``cudssPinnedMemHandler_t``, of cuDSS 1.0, for ``cudssSetPinnedMemHandler``.
 
-        Its memory is on the NUMA node nearest to the stream's device, and is reused once the work is done that the
-        stream had when it was freed.
+        Its memory is on the NUMA node nearest to the stream's device, and is reused once the work that the stream had
+        at the free is done.
         """
 
     @property
@@ -2157,7 +2158,8 @@ class CApi:
             pool: The pool; each device's default pool by default.
 
         Raises:
-            InvalidValue: 64 pools have such functions already.
+            InvalidValue: The pool was dropped.
+            Unavailable: 64 pools have such functions already.
         """
 
     def bare_feed(self, pool: MemPool | PoolToken | None = None) -> tuple[int, int, int]:
@@ -2248,7 +2250,7 @@ class CudaCoreMemory:
 
     @property
     def reads_streams(self) -> bool:
-        """Whether a stream's handle is read where cuda.core has it, not asked for by ``__cuda_stream__``."""
+        """Whether a stream's handle is read from where cuda.core has it, without a call of ``__cuda_stream__``."""
 
     @property
     def device_id(self) -> int:
@@ -2263,7 +2265,7 @@ class CupyAllocator:
 
     Args:
         cuda: ``cupy.cuda``.
-        failed: Called with the bytes and the error of a request that failed; the request returns what it returns.
+        failed: Called with the bytes and the error of a request that failed; the request returns its result.
     """
 
     def __new__(cls, cuda: Any, failed: Callable[[int, Exception], Any]) -> CupyAllocator: ...
@@ -2384,7 +2386,6 @@ def graph_pool_handle(is_user_created: bool = True) -> PoolId:
     Args:
         is_user_created: True for an id like those of private pools, ``(0, n)``, False for one like those of pools for
             graph capture, ``(n, 0)``.
-        is_user_created: The same by PyTorch's name; it takes precedence if both are given.
     """
 
 def begin_allocate_to_pool(device: SupportsIndex, pool_id: PoolId) -> None:
@@ -2434,7 +2435,7 @@ def pool_use_count(device: SupportsIndex, pool_id: PoolId) -> int | None:
     """
 
 def empty_cache() -> int:
-    """Release free memory of every pool to the driver, also inside scopes, and return its bytes.
+    """Release free memory of every pool to the driver, also inside scopes, and return its size.
 
     This includes pinned host memory. Large pieces of it, which the driver releases only once running kernels have
     ended, are released a little later, on a thread of gpupool; they are not included in the returned bytes, and count
@@ -2459,9 +2460,9 @@ def empty_cache() -> int:
 def sleep(device: SupportsIndex | None = None, backup: Literal["host"] | None = "host") -> int:
     """Put all of a device's memory to sleep: its default pool, every :class:`MemPool`, and the pools of graphs.
 
-    Each falls asleep as by :meth:`MemPool.sleep`, also while its blocks serve other pools. Idle handles are destroyed
-    with their workspaces, as by :meth:`HandlePool.trim`, and created again when needed. Pools that cannot sleep, those
-    with ``no_split``, ``segments`` or an ``allocator``, stay awake, and the log names each.
+    Each pool falls asleep as by :meth:`MemPool.sleep`, also while its blocks serve other pools. Idle handles are
+    destroyed with their workspaces, as by :meth:`HandlePool.trim`, and created again when needed. Pools that cannot
+    sleep, those with ``no_split``, ``segments`` or an ``allocator``, stay awake, and the log names each.
 
     Args:
         device: The device; the current one by default.
@@ -2495,11 +2496,11 @@ def set_neighbour(
 
     When one of them finds no memory, it asks the others before its request fails: for free memory and idle handles,
     then for discardable pages of memory ranges, then for pools made with ``sleeps_for_others``. Those above their
-    ``most`` are asked first, then those of the lowest ``priority``. Each gives what it can within 200 ms for all
-    together, or ``GPUPOOL_NEIGHBOUR_DEADLINE_MS``. Only processes of the same user see this one, and they learn
-    nothing but numbers, its name and the names of its pools. :func:`claim` and ``MemPool(sleeps_for_others=True)`` make
-    a process a neighbour as well, and so does its first memory with ``GPUPOOL_NEIGHBOURS=1`` in the environment. It
-    stays one.
+    ``most`` are asked first, then those of the lowest ``priority``. Each gives what it can, within 200 ms for all
+    together, or ``GPUPOOL_NEIGHBOUR_DEADLINE_MS``. Only processes of the same user see this one, and they learn nothing
+    but numbers, its name and the names of its pools. :func:`claim` and ``MemPool(sleeps_for_others=True)`` make a
+    process a neighbour as well, and so does its first memory with ``GPUPOOL_NEIGHBOURS=1`` in the environment. It stays
+    a neighbour.
 
     >>> gpupool.set_neighbour("trainer", priority=-1)
     >>> [each.priority for each in gpupool.neighbours() if each.is_self]
@@ -2510,7 +2511,7 @@ def set_neighbour(
             program's.
         guarantee: Bytes of the device that this process is never asked to go below.
         most: Bytes of the device beyond which this process is asked first, and, for 5 s after it was asked, gives back
-            what it has free; None for no such bound. It may have more: a limit is what :class:`MemPool` has.
+            what it has free; None for no such bound. The process may have more: for a limit, see :class:`MemPool`.
         priority: How much this process matters: those with the lowest number are asked first.
         device: The device that this is for; the thread's current one by default.
 
@@ -2552,7 +2553,7 @@ class Neighbour:
     ) -> Self: ...
     @property
     def pid(self) -> int:
-        """The process's id, as it knows it itself."""
+        """The process's id, as the process itself knows it."""
 
     @property
     def name(self) -> str:
@@ -2608,7 +2609,7 @@ class Neighbour:
 
     @property
     def system_limit(self) -> int | None:
-        """The bytes that the system lets it have at most; None for no such limit, or none that can be read.
+        """The most bytes that the system lets it have; None for no such limit, or none that can be read.
 
         That is the smallest of CUDA_MPS_PINNED_DEVICE_MEM_LIMIT in its environment, for CUDA's Multi-Process Service,
         ``dmem.max`` of its control group and those above, on Linux, and the hard limit that NVIDIA's driver has for the
@@ -2699,10 +2700,10 @@ class MemoryClaim:
 
     Memory that the process has beyond what it had when the claim was made uses the claim up, the oldest claim first;
     memory that it gives back is claimed again. It makes no difference whether the claimed memory is free in the
-    process's cache or for the driver. While there is a claim, the process gives no neighbour the free memory that it is
-    for, and none of its pools sleeps for others. The claim ends with the process at the latest. A process that does not
-    answer its neighbours, because it is stopped, loses its claim if what they claim meanwhile leaves no room for it: a
-    warning in the log says so.
+    process's cache or for the driver. While there is a claim, the process gives no neighbour the free memory that the
+    claim is for, and none of its pools sleeps for others. The claim ends with the process at the latest. A process that
+    does not answer its neighbours, because it is stopped, loses its claim if what they claim meanwhile leaves no room
+    for it: a warning in the log says so.
 
     >>> with gpupool.claim(1 << 20) as claim:
     ...     claim.left
@@ -2719,7 +2720,7 @@ class MemoryClaim:
 
     @property
     def left(self) -> int:
-        """The bytes that are not taken yet; 0 once it is over or lost."""
+        """The bytes that are not taken yet; 0 once the claim is over or lost."""
 
     def release(self) -> None:
         """End the claim; a second call does nothing."""
@@ -2739,23 +2740,23 @@ def claim(nbytes: SupportsIndex, device: DeviceLike | None = None, timeout: floa
     once, the first gets it. Nothing is taken, and no neighbour gives anything back before a request needs it. This
     process becomes a neighbour.
 
-    With a timeout it waits until so much is available, behind all that claimed before. So processes whose work does not
-    fit into the device's memory together do it in turns. A turn takes one claim: two processes that wait for more than
-    they have claimed may wait for each other.
+    With a timeout the call waits until that much is available, behind all that claimed before. So processes whose work
+    does not fit into the device's memory together take turns. A turn takes one claim: two processes that wait for more
+    than they have claimed may wait for each other.
 
     Args:
         nbytes: The bytes, beyond what the process has.
         device: The device; the thread's current one by default.
         timeout: How many seconds to wait at most; ``float("inf")`` for no end, which is refused in a callback of
-            gpupool's.
+            gpupool.
 
     Returns:
         The claim, which ends with a ``with`` block, by ``release()``, or when it is dropped.
 
     Raises:
-        OutOfMemory: So much is not available, as :func:`available_memory` has it, when the time is over, or is more
-            than the device has.
-        InvalidValue: There is no such device, or the timeout is no number of seconds.
+        OutOfMemory: That much is not available, as :func:`available_memory` counts it, when the time is over, or is
+            more than the device has.
+        InvalidValue: There is no such device, or the timeout is not a number of seconds.
         Unavailable: As for :func:`set_neighbour`; or a neighbour could not be asked what it has claimed.
     """
 
@@ -2807,14 +2808,14 @@ def memory_snapshot(
 ) -> dict[str, Any]:
     """Return the memory of every pool, block by block, and the events that :func:`record_memory_history` has kept.
 
-    It has the format of ``torch.cuda.memory._snapshot()``, which PyTorch's viewers
-    read: ``segments`` with their blocks, ``device_traces`` with a list of events for each device,
-    ``allocator_settings`` and ``external_annotations``. Sizes are in bytes; events have the requested sizes;
-    ``time_us`` counts from 1970. gpupool adds ``thread`` to each event, as the operating system numbers it, and
-    ``handle_events``: ``time_us``, ``library``, ``device``, ``action`` (``create``, ``take``, ``give_back``,
-    ``discard``, ``destroy``), ``handle`` and ``thread``; and ``holders``, where ``gpupool run --watch`` has started the
-    process: what other libraries hold now, as :func:`memory_summary` has it. Pinned host memory is in
-    ``pinned_segments`` and its events in ``pinned_trace``, with ``numa`` in place of ``device``.
+    The result has the format of ``torch.cuda.memory._snapshot()``, which PyTorch's viewers read: ``segments`` with
+    their blocks, ``device_traces`` with a list of events for each device, ``allocator_settings`` and
+    ``external_annotations``. Sizes are in bytes; events have the requested sizes; ``time_us`` counts from 1970. gpupool
+    adds ``thread`` to each event, as the operating system numbers it, and ``handle_events``: ``time_us``, ``library``,
+    ``device``, ``action`` (``create``, ``take``, ``give_back``, ``discard``, ``destroy``), ``handle`` and ``thread``;
+    and ``holders``, where ``gpupool run --watch`` has started the process: what other libraries hold now, as
+    :func:`memory_summary` has it. Pinned host memory is in ``pinned_segments`` and its events in ``pinned_trace``, with
+    ``numa`` in place of ``device``.
 
     The snapshot is consistent: allocations on other threads wait meanwhile, about 0.1 us for each block and event.
 
@@ -2883,10 +2884,10 @@ def get_memory_history() -> dict[str, Any] | None:
 def on_oom(callback: Callable[[int, int], Any]) -> OomCallback:
     """Call ``callback(device, nbytes)`` when memory has run out, before the request fails.
 
-    It returns True if it freed memory, and the request is then retried. It runs on the requesting thread, with no lock
-    held. If it allocates and finds no memory, no callback is called. If it raises an exception, the request ends with
-    that exception, whose ``__context__`` is the :class:`OutOfMemory`. A framework's request fails as if memory had run
-    out; Ctrl-C then reaches the main thread soon after.
+    The callback returns True if it freed memory, and the request is then retried. It runs on the requesting thread,
+    with no lock held. If it allocates and finds no memory, no callback is called. If it raises an exception, the
+    request ends with that exception, whose ``__context__`` is the :class:`OutOfMemory`. A framework's request fails as
+    if memory had run out; Ctrl-C then reaches the main thread soon after.
 
     It stays registered until :meth:`OomCallback.remove`, also if the object that this returns dies.
 
@@ -2968,7 +2969,7 @@ def peers(device: SupportsIndex | None = None) -> list[int]:
     """Return the devices that :func:`enable_peer_access` has granted access to a device's memory.
 
     Args:
-        device: Its ordinal; by default the current device.
+        device: The device's ordinal; by default the current device.
     """
 
 @final
@@ -3022,9 +3023,9 @@ def replay(
     """Replay a trace in several threads at the same time, and return the memory and time that it took.
 
     ``watch`` is called about ten times a second with the part that is done, 0 to 1. What it raises, or Ctrl-C, ends the
-    replay. With ``changes``, on one thread, the result has what was reserved, as from :func:`replay_reserved`: it is
-    that of the pass that peak and driver calls are of, which is not timed. With ``lag``, on a simulated device, each
-    event is a piece of work on its stream, done when so many more have been submitted: at most a million.
+    replay. With ``changes``, on one thread, the result also has what was reserved, as from :func:`replay_reserved`, in
+    the untimed pass that the peak and the driver calls are from. With ``lag``, on a simulated device, each event is a
+    piece of work on its stream, done when that many more have been submitted: at most a million.
     """
 
 def replay_reserved(
@@ -3045,8 +3046,8 @@ def replay_reserved(
 def unpickle(file: SupportsRead[bytes], memory_limit: int) -> Any:
     """Read a pickle of dictionaries, lists, tuples, numbers and texts, run nothing, and return its content.
 
-    Integers have at most 64 bits, and keys are texts or integers; anything else is :class:`InvalidValue`. Values that
-    take more than about ``memory_limit`` bytes are an OverflowError. What ``file`` raises is raised.
+    Integers have at most 64 bits, and keys are texts or integers; anything else raises :class:`InvalidValue`. Values
+    that take more than about ``memory_limit`` bytes raise an OverflowError. What ``file`` raises is raised.
     """
 
 def stream(stream: StreamLike) -> StreamScope:
@@ -3144,8 +3145,8 @@ def runtimes_passed_over() -> list[tuple[str, str, bool]]:
 def cuda_builds() -> list[tuple[str, int | None, dict[int, str]]]:
     """Return for each of CUDA's libraries the version of CUDA of the loaded file, and the packages.
 
-    That is its pool's name; the major version of CUDA, None if the library is not loaded or neither its file's name nor
-    its folder says; and the pip package that has it, by CUDA's major version.
+    Each entry is the pool's name; the major version of CUDA, None if the library is not loaded or neither its file's
+    name nor its folder says; and the pip package that has it, by CUDA's major version.
     """
 
 def device_count() -> int:
@@ -3189,14 +3190,14 @@ def devices_in_use() -> list[int]:
     """
 
 def is_watched() -> bool:
-    """Return whether the process has the library that counts what others' code in it holds; False in a forked child.
+    """Return whether the process has the library that counts what other code in it holds; False in a forked child.
 
     >>> gpupool._native.is_watched()
     False
     """
 
 def holders() -> list[dict[str, Any]]:
-    """Return what others' code in the process holds of each device; nothing unless the process is watched.
+    """Return what other code in the process holds of each device; nothing unless the process is watched.
 
     The driver is not called.
     """
@@ -3211,7 +3212,7 @@ def request_counts(device: SupportsIndex) -> tuple[int, int, int]:
     """Return the peak of a device's requested bytes, and how many requests were tried again, and how many failed."""
 
 def pinned_times() -> tuple[int, int]:
-    """Return the microseconds that it took to make pinned memory, and to give it back, of all threads."""
+    """Return the microseconds that all threads took to make pinned memory, and to give it back."""
 
 def nearest_numa_node(device: SupportsIndex) -> int:
     """Return the number of the host's NUMA node that is nearest to a device."""

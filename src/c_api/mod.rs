@@ -1,7 +1,7 @@
 //! The C interface: one table of functions, with the layout of `gpupool.h`, for adapters and for C programs.
 //!
-//! No panic leaves them, and a call that fails returns a status; see [`Api::last_error`]. [`C_API`] is the table, where each
-//! function has its description.
+//! No panic leaves a function, and a call that fails returns a status; see [`Api::last_error`]. The table is [`C_API`];
+//! the fields of [`Api`] describe its functions.
 
 mod blocks;
 mod device;

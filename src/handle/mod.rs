@@ -1,7 +1,7 @@
 //! Handle pools: each thread gets, on each device, a ready handle with its stream set.
 //!
-//! A [`HandlePool`] holds all handles of one library in the process. A thread keeps the handles that it got in its
-//! [`window`] until it ends. Then they go back to the pool, and the next thread gets them. A [`Lease`] lends one for a
+//! A [`HandlePool`] holds all handles of one library in the process. A thread keeps its handles in its [`window`] until
+//! the thread ends. Then they go back to the pool, and the next thread gets them. A [`Lease`] lends a handle for a
 //! scope.
 
 mod built_in;

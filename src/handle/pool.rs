@@ -114,7 +114,7 @@ impl HandlePool {
         Ok(runtime)
     }
 
-    /// Makes the pool's parts for the runtime's devices, if there are none.
+    /// Makes the pool's parts for the runtime's devices, if it has none.
     fn make_devices(self, runtime: &dyn Runtime) {
         self.0.devices.get_or_init(|| {
             add(self);
@@ -157,7 +157,7 @@ impl HandlePool {
     /// Returns the library's version, if it reports one.
     ///
     /// # Errors
-    /// `ErrorKind::LibraryNotFound` if it cannot be loaded; `ErrorKind::Forked` in a forked child.
+    /// `ErrorKind::LibraryNotFound` if the library cannot be loaded; `ErrorKind::Forked` in a forked child.
     pub fn version(&self) -> Result<Option<library::Version>> {
         process::refuse_forked()?;
         self.0.library.version()
@@ -172,7 +172,7 @@ impl HandlePool {
         self.0.library.path()
     }
 
-    /// Returns how that file was found: a wheel, the toolkit, ...
+    /// Returns how the library's file was found: a wheel, the toolkit, ...
     ///
     /// # Errors
     /// As [`HandlePool::version`].
@@ -200,9 +200,9 @@ impl HandlePool {
     /// Returns the calling thread's handle on the stream's device, with the stream set. Call it inside a capture, not
     /// before: memory that a graph needs for the handle, such as cuBLAS's workspace, then belongs to the graph.
     ///
-    /// If a library [keeps scratch memory](Library::keeps_scratch) in its handles, as ROCm's, cuStateVec and
-    /// cuTensorNet do, a thread has a handle for each of up to eight streams; a further stream gets the handle that was
-    /// assigned to its stream the longest time ago, and waits for the work of that stream.
+    /// If a library [keeps scratch memory](Library::keeps_scratch) in its handles, as cuStateVec, cuTensorNet
+    /// and ROCm's except MIOpen do, a thread has a handle for each of up to eight streams; a further stream gets the
+    /// handle that was assigned to its stream the longest time ago, and waits for the work of that stream.
     ///
     /// # Errors
     /// `ErrorKind::LibraryNotFound`, `ErrorKind::RuntimeUnavailable`, `ErrorKind::Library` or `ErrorKind::OutOfMemory`
@@ -228,7 +228,7 @@ impl HandlePool {
         self.serve(stream, HoldKind::Window, None, interruption).map(|pooled| Handle::of(&pooled))
     }
 
-    /// Returns the pool's part on a device; none for all rare cases, which are left to the miss path.
+    /// Returns the pool's part on a device; none in rare cases, which are left to the miss path.
     #[inline]
     fn usable_on(self, device: Device) -> Option<&'static DevicePool> {
         if process::is_forked() || self.is_closed() { None } else { self.devices().get(device.ordinal()) }
@@ -260,8 +260,7 @@ impl HandlePool {
         self.take_given_back(stream).map(|taken| taken.map(Lease::of))
     }
 
-    /// Not inlined and not a lease yet, so that it is returned in a register and the lease is made in the caller's
-    /// place.
+    /// Not inlined and not a lease yet, so that a register holds the result and the caller makes the lease in place.
     #[inline(never)]
     fn take_given_back(self, stream: &Stream) -> Option<Result<Arc<PooledHandle>>> {
         let on = self.usable_on(stream.device())?;
@@ -302,8 +301,8 @@ impl HandlePool {
         on.serve(runtime, stream, hold, timeout, interruption).map_err(|error| error.on(on.device))
     }
 
-    /// Returns a handle for a scope, which only its holder uses until the lease is dropped. With a
-    /// [limit](HandlePool::set_limit) it waits up to 30 s for one.
+    /// Returns a handle that only its holder uses until the lease is dropped. With a [limit](HandlePool::set_limit) the
+    /// call waits up to 30 s for a handle.
     ///
     /// # Errors
     /// As [`HandlePool::handle`]; `ErrorKind::PoolExhausted` if the maximum number of handles is in use for that long.
@@ -312,11 +311,11 @@ impl HandlePool {
         self.given_back(stream).unwrap_or_else(|| self.lease_with(stream, None, Interruption::default()))
     }
 
-    /// As [`HandlePool::lease`], but waits at most so long.
+    /// As [`HandlePool::lease`], but waits at most this long.
     ///
     /// # Errors
-    /// As [`HandlePool::lease`]; `ErrorKind::InvalidValue` in a callback, if it would have to wait and the time never
-    /// ends.
+    /// As [`HandlePool::lease`]; `ErrorKind::InvalidValue` in a callback, if the call would have to wait and the
+    /// timeout never ends.
     #[inline]
     pub fn lease_within(&self, stream: &Stream, timeout: Duration) -> Result<Lease> {
         self.given_back(stream).unwrap_or_else(|| self.lease_with(stream, Some(timeout), Interruption::default()))
@@ -364,14 +363,14 @@ impl HandlePool {
         Ok(())
     }
 
-    /// Lets the handles on the pool's device allocate their device memory from a [`MemPool`](crate::MemPool)
-    /// (`mem_pool.token()`), or with none from the driver again. cuDSS, cuStateVec and cuTensorNet
-    /// support this.
+    /// Lets the handles on the device allocate their device memory from a [`MemPool`](crate::MemPool)
+    /// (`mem_pool.token()`), or with none from the driver again. cuDSS, cuStateVec and cuTensorNet support this.
     ///
-    /// It takes effect at the next request for a handle: then everything that the handle allocates comes from there,
-    /// also for existing objects. It can be changed at any time: memory is freed to where it came from, in the order of
-    /// the handle's stream, so destroy cuDSS's objects while that stream exists. The `MemPool` is kept until another is
-    /// set. A memory handler that the owner of a handle sets itself stays until the handle has a new owner.
+    /// The change takes effect at the next request for a handle: then everything that the handle allocates comes from
+    /// the `MemPool`, also for existing objects. The `MemPool` can be changed at any time: memory is freed to where it
+    /// came from, in the order of the handle's stream, so destroy cuDSS's objects while that stream exists. The
+    /// `MemPool` is kept until another is set. A memory handler that the owner of a handle sets itself stays until the
+    /// handle has a new owner.
     ///
     /// # Errors
     /// `ErrorKind::InvalidValue` if the library does not support this, or the `MemPool` was dropped or is another
@@ -503,14 +502,14 @@ fn add(pool: HandlePool) {
 struct AllPools;
 
 impl Helper for AllPools {
-    /// Destroys the idle handles of a device, but for those of libraries that are the program's own code, however much
-    /// is wanted. The bytes that they are known to have used may be none of many.
+    /// Destroys the idle handles of a device, however much is wanted, except those of libraries that are the program's
+    /// own code. They may have used many more bytes than is known.
     fn give(&self, device: Device, _: u64) -> Option<u64> {
         let used = || self.users(device).iter().map(|used| used.bytes).sum::<u64>();
         let before = used();
         let count = release_where(device, |on| !on.library.is_of_program());
         let bytes = before.saturating_sub(used());
-        // Workspaces go without a handle, too.
+        // Workspaces may go without a handle, too.
         (count > 0 || bytes > 0).then_some(bytes)
     }
 
@@ -521,12 +520,12 @@ impl Helper for AllPools {
     }
 }
 
-/// Returns every pool on a device. A copy, so that no lock is held while one is used.
+/// Returns every pool on a device, as a copy, so that no lock is held while a pool is used.
 fn all_on(device: Device) -> Vec<&'static DevicePool> {
     lock(&POOLS).iter().filter_map(|pool| pool.devices().get(device.ordinal())).collect()
 }
 
-/// Returns the devices on which handles were created. It calls no driver.
+/// Returns the devices on which handles were created, without a call of the driver.
 pub(crate) fn devices_in_use() -> Vec<Device> {
     let pools = lock(&POOLS).clone();
     let every = pools.into_iter().flat_map(HandlePool::devices);
@@ -538,8 +537,8 @@ pub(crate) fn reset_peak_stats(device: Device) {
     all_on(device).into_iter().for_each(DevicePool::reset_peaks);
 }
 
-/// Returns the counts of every pool that has been used, by name, on one device or summed over all. Pools of one name
-/// are one line.
+/// Returns the counts of every pool that has been used, by name, on one device or summed over all. Pools with the same
+/// name are summed.
 ///
 /// # Errors
 /// As [`HandlePool::stats`].
@@ -562,10 +561,10 @@ pub(crate) fn release_idle(device: Device) {
     release_where(device, |_| true);
 }
 
-/// Returns how many were destroyed.
+/// Destroys the idle handles of these pools, and returns how many.
 fn release_where(device: Device, is_meant: impl Fn(&DevicePool) -> bool) -> usize {
     let Ok(runtime) = runtime::get() else { return 0 };
     let meant = all_on(device).into_iter().filter(|on| is_meant(on));
-    // A failure to trim one pool does not stop the rest; it may have destroyed some.
+    // A failure to trim one pool does not stop the rest; the trim may have destroyed some handles.
     meant.map(|on| on.trim(runtime).unwrap_or(1)).sum()
 }

@@ -1,4 +1,4 @@
-//! Libraries whose calls need a handle: what the pools need from one, and one small file for each that gpupool knows.
+//! Libraries whose calls need a handle: what pools need from a library, and a small file for each that gpupool knows.
 //!
 //! The vendors' libraries have C interfaces of the same form, so each file is a table of names for one implementation.
 //! To add a library that gpupool does not know, implement [`Library`].

@@ -22,8 +22,8 @@ use crate::sync::lock;
 
 /// A private pool of one device's memory.
 ///
-/// What a thread allocates in a scope of the pool ([`MemPool::enter`]) comes from the pool's own memory and returns
-/// there when it is freed, so it is not mixed with other memory, and is used for nothing else. When the pool is
+/// Memory that a thread allocates in a scope of the pool ([`MemPool::enter`]) comes from the pool's own memory and
+/// returns there when it is freed, so it is not mixed with other memory, and serves nothing else. When the pool is
 /// dropped, live blocks stay valid; its free memory is released to the driver at once, the rest when it is freed.
 ///
 /// ```
@@ -40,7 +40,7 @@ use crate::sync::lock;
 #[derive(Debug)]
 pub struct MemPool {
     pool: Arc<Pool>,
-    /// None once Python has ended it.
+    /// None once Python has ended the pool.
     #[cfg_attr(not(feature = "python"), expect(dead_code, reason = "it ends with the pool"))]
     owner: Mutex<Option<PoolUse>>,
     device: Device,
@@ -80,26 +80,26 @@ impl MemPoolBuilder {
         self
     }
 
-    /// Sets whether requests of other pools may use this pool's free memory when the device has no more memory. They get
-    /// free pages, or else blocks of this pool, which count there: while one is live, [`MemPool::sleep`] is refused.
+    /// Sets whether requests of other pools may use this pool's free memory when the device has no more. They get free
+    /// pages, or else blocks of this pool, which count in it: while one is live, [`MemPool::sleep`] is refused.
     pub fn use_on_oom(mut self, use_on_oom: bool) -> Self {
         self.rules.use_on_oom = use_on_oom;
         self
     }
 
     /// Sets whether the pool is put to sleep, with a backup, when another process of the user needs the device's memory and
-    /// gpupool's neighbours have nothing else to give; see [`set_neighbour`](crate::set_neighbour), which this process
-    /// becomes one by. Not while a thread has a scope of the pool, or a stream of it is captured: so hold a scope for as long
-    /// as work with the pool's blocks is being submitted, and wake the pool first. It stays asleep until [`MemPool::wake`],
-    /// unless it [`wakes_on_use`](MemPoolBuilder::wakes_on_use).
+    /// gpupool's neighbours have nothing else to give. This process becomes a neighbour; see
+    /// [`set_neighbour`](crate::set_neighbour). The pool is not put to sleep while a thread has a scope of it, or a
+    /// stream of it is captured: hold a scope for as long as you submit work with the pool's blocks, and wake the pool
+    /// first. It stays asleep until [`MemPool::wake`], unless it [`wakes_on_use`](MemPoolBuilder::wakes_on_use).
     pub fn sleeps_for_others(mut self, sleeps_for_others: bool) -> Self {
         self.rules.sleeps_for_others = sleeps_for_others;
         self
     }
 
-    /// Sets whether a pool that sleeps for another process is woken by the next request to it, the next scope of it, the next
-    /// copy or fill of a buffer of it or the next commit of pages of its ranges. That takes what waking takes, and fails as
-    /// waking does.
+    /// Sets whether the next use wakes a pool that sleeps for another process: a request to it, a scope of it, a copy
+    /// or fill of one of its buffers, or a commit of pages of its ranges. That use takes as long as waking, and fails
+    /// as waking does.
     pub fn wakes_on_use(mut self, wakes_on_use: bool) -> Self {
         self.rules.wakes_on_use = wakes_on_use;
         self
@@ -108,7 +108,7 @@ impl MemPoolBuilder {
     /// Sets whether each block has its own segment, which is never split, as needed to register it with NCCL or a
     /// network card. A segment is one extent of physical memory, at one address, until [`MemPool::trim`] or the pool's
     /// end: nothing else releases it, moves it or puts it to sleep. A freed segment serves later requests of at most
-    /// its size, whole.
+    /// its size, as a whole.
     pub fn no_split(mut self, no_split: bool) -> Self {
         self.rules.no_split = no_split;
         self
@@ -139,10 +139,10 @@ impl MemPoolBuilder {
     ///
     /// # Errors
     /// `ErrorKind::InvalidValue` if there is no such device, if the reserve is above the limit, if a pool with its own
-    /// source or with `no_split` has a reserve, or if one wakes on use that does not sleep for others;
-    /// `ErrorKind::Unavailable` if one with its own source or with `no_split` is to sleep for others; `ErrorKind::OutOfMemory` if there is not enough memory for the
-    /// reserve, also after other pools released what they can and callbacks were called; otherwise as
-    /// [`device`](crate::device).
+    /// source or with `no_split` has a reserve, or if a pool that does not sleep for others is to wake on use;
+    /// `ErrorKind::Unavailable` if a pool with its own source or with `no_split` is to sleep for others;
+    /// `ErrorKind::OutOfMemory` if there is not enough memory for the reserve, even after other pools released what
+    /// they can and callbacks were called; otherwise as [`device`](crate::device).
     pub fn build(self) -> Result<MemPool> {
         let device = match self.device {
             Some(device) => runtime::existing(device)?,
@@ -198,17 +198,17 @@ impl MemPool {
         self.pool().use_count()
     }
 
-    /// Returns whether other pools may use its free memory when the device has no more memory.
+    /// Returns whether other pools may use the pool's free memory when the device has no more memory.
     pub fn use_on_oom(&self) -> bool {
         self.pool().use_on_oom()
     }
 
-    /// Returns whether it may be put to sleep for another process.
+    /// Returns whether the pool may be put to sleep for another process.
     pub fn sleeps_for_others(&self) -> bool {
         self.pool().sleep.offer.is_made
     }
 
-    /// Returns whether it is woken by its next use when it sleeps for another process.
+    /// Returns whether the pool's next use wakes it when it sleeps for another process.
     pub fn wakes_on_use(&self) -> bool {
         self.pool().sleep.offer.wakes_on_use
     }
@@ -262,7 +262,7 @@ impl MemPool {
         empty(nbytes, &stream)
     }
 
-    /// Ends the owner's use, as dropping the pool does; scopes may still use it.
+    /// Ends the owner's use, as dropping the pool does; scopes may still use the pool.
     #[cfg(feature = "python")]
     pub(crate) fn end(&self) {
         if !process::is_forked() {
@@ -278,7 +278,7 @@ impl MemPool {
         !process::is_forked() && lock(&self.owner).is_some()
     }
 
-    /// Returns whether no use and no memory of the pool is left; then there never is again.
+    /// Returns whether the pool has no use and no memory left; then it never has any again.
     #[cfg(feature = "python")]
     pub(crate) fn is_gone(&self) -> bool {
         self.pool().use_count() == 0 && self.pool().budget().reserved() == 0
@@ -304,14 +304,14 @@ impl MemPool {
         CaptureScope::new(&self.token(), stream)
     }
 
-    /// Reserves addresses for memory that is committed and decommitted page by page: see [`MemoryRange`]. A page is a
-    /// multiple of 2 MiB, and the range one of its pages. Takes no memory. Before it fails, what is free at the addresses of
-    /// freed ranges goes back to the driver, once the work that uses it is done.
+    /// Reserves addresses for memory that is committed and decommitted page by page: see [`MemoryRange`]. `page_bytes`
+    /// is a multiple of 2 MiB, and `nbytes` a multiple of `page_bytes`. This takes no memory. Before it fails, free
+    /// memory at the addresses of freed ranges goes back to the driver, once the work that uses it is done.
     ///
     /// # Errors
     /// `ErrorKind::InvalidValue` for other sizes, or if the pool is closed; `ErrorKind::Unavailable` if the pool has its own
-    /// allocator, plain segments or `no_split`, or the device has no virtual memory; `ErrorKind::OutOfMemory` if so many
-    /// addresses are not left.
+    /// allocator, plain segments or `no_split`, or the device has no virtual memory; `ErrorKind::OutOfMemory` if too
+    /// few addresses are left.
     pub fn reserve_range(&self, nbytes: u64, page_bytes: u64) -> Result<MemoryRange> {
         reserve_range(self.hold()?, nbytes, page_bytes)
     }
@@ -358,9 +358,9 @@ impl MemPool {
 
     /// Puts the pool to sleep: its device memory is released to the driver while its addresses stay reserved, and the
     /// content of live blocks is copied to pinned memory of the host, or discarded. Returns the number of bytes
-    /// released; 0 if the pool is asleep already. It waits for all work on the device first. Until [`MemPool::wake`]
-    /// requests to the pool fail with `ErrorKind::Asleep`, and its blocks may be freed; the caller must not submit work
-    /// that accesses them: on a GPU that is an illegal memory access.
+    /// released; 0 if the pool is asleep already. The call first waits for all work on the device. Until
+    /// [`MemPool::wake`], requests to the pool fail with `ErrorKind::Asleep`, and its blocks may be freed, but the
+    /// caller must not submit work that accesses them: on a GPU that is an illegal memory access.
     ///
     /// Pinned memory that is reserved already, as by [`warm_pinned`](super::warm_pinned), makes the first sleep much
     /// faster.
@@ -399,9 +399,9 @@ impl MemPool {
     /// stream, and graphs that were captured before may be replayed.
     ///
     /// # Errors
-    /// `ErrorKind::OutOfMemory` if there is not enough memory, also after other pools released what they can and
-    /// callbacks were called; it says what holds the memory. Any other refusal of the driver. After an error the pool
-    /// is still asleep, with its backup complete. `ErrorKind::InvalidValue` in a callback as for [`MemPool::sleep`].
+    /// `ErrorKind::OutOfMemory` if there is not enough memory, even after other pools released what they can and
+    /// callbacks were called; the error says what holds it. Any other refusal of the driver. After an error the pool is
+    /// still asleep, with its backup complete. `ErrorKind::InvalidValue` in a callback as for [`MemPool::sleep`].
     pub fn wake(&self) -> Result<u64> {
         wake_pool(self.pool())
     }
@@ -412,16 +412,16 @@ impl MemPool {
     }
 
     /// Calls the callback for each segment of the pool, until the guard is dropped: at once for existing segments, then
-    /// for each new one before it is first used, and for each before it is released. It is for libraries that must
+    /// for each new one before it is first used, and for each before it is released. This is for libraries that must
     /// register memory by its address, such as NCCL, UCX and NVSHMEM.
     ///
-    /// It is called with no lock held, on the thread whose request adds the segment or whose call releases it, and may
-    /// allocate and free. A segment is released by [`MemPool::trim`] or with the pool; in a pool with plain segments or
-    /// its own allocator also before a request of the pool would fail. With a callback, the release waits for the work
-    /// of the segment's streams, so the callback can end a registration; where a block of a closed pool or the pool is
-    /// dropped, nothing waits, and a segment at work goes when memory is next given back. Removing the callback does not
-    /// call it for the segments that exist, and a call in progress on another thread continues. A panic of the callback is
-    /// logged.
+    /// The callback runs with no lock held, on the thread whose request adds the segment or whose call releases it, and
+    /// may allocate and free. A segment is released by [`MemPool::trim`] or with the pool; in a pool with plain
+    /// segments or its own allocator also before a request of the pool would fail. With a callback, the release waits
+    /// for the work of the segment's streams, so the callback can end a registration. Dropping the pool, or a block of
+    /// a closed pool, waits for nothing: a segment in use by the GPU is released when memory is next given back.
+    /// Removing the callback does not call it for existing segments, and a call in progress on another thread
+    /// continues. A panic of the callback is logged.
     ///
     /// ```
     /// use gpupool::{MemPool, SegmentEventKind};

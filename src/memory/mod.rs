@@ -1,34 +1,34 @@
 //! Device memory, and pinned memory of the host: a caching allocator, and private pools on top of it.
 //!
-//! A request goes to its stream's cache, and takes a free block of its heap. If none fits, the steps of `serve/acquire.rs`
-//! follow: pages move, the pool grows, and at last cached memory is released. Freed blocks are reused in stream order.
-//! Nothing here touches the memory itself.
+//! A request goes to its stream's cache, and takes a free block of the cache's heap. If none fits, the steps of
+//! `serve/acquire.rs` follow: pages move, the pool grows, and at last cached memory is released. Freed blocks are
+//! reused in stream order. Nothing here touches the memory itself.
 //!
 //! | word | what it means here, and in the pages and messages |
 //! | --- | --- |
 //! | page | 2 MiB of physical memory, or of addresses: what moves |
 //! | extent | physical memory as the driver gives it: whole pages, mapped, exported and given back together |
-//! | mapping | an extent, and the addresses that it is at |
+//! | mapping | an extent, and the addresses where it is mapped |
 //! | run | pages in a row |
 //! | segment | memory of another source than extents, which stays where it is |
 //! | span | memory of a heap without a gap |
-//! | block | a part of a span: live, which a caller holds, or free |
+//! | block | a part of a span: live, if a caller holds it, or free |
 //! | slab | a block that is cut into slots of one size, for small blocks |
 //! | heap | the spans of a cache, and how they are cut |
 //! | cache | a heap with what waits beside it, for one pool, stream and role |
 //! | role | what a cache's memory is for: requests, graphs, another allocator, lending slabs, or ranges |
 //! | lender | a cache whose slabs other caches of its pool borrow |
-//! | pool | whose memory it is: the requests of a scope, a capture or a caller that names it |
-//! | supply | where a pool's memory comes from, with its budget: how much it has, and may have |
-//! | reserve | extents that are a pool's from its birth to its end |
-//! | stream | in whose order memory is used; its identity tells it from another one at its address |
+//! | pool | the owner of memory, for requests of a scope, a capture or a caller that names it |
+//! | supply | where a pool's memory comes from, and its budget: how much the pool has, and may have |
+//! | reserve | extents that a pool keeps from its birth to its end |
+//! | stream | the order in which memory is used; its identity tells a stream from another at the same address |
 //! | route | what leads a thread's requests to a pool: a scope, a capture, or the stream alone |
 //! | need | what memory is asked for: a block, a run at an address, a reserve, extents of a pool that wakes |
 //! | step | one way to find memory for a need, in the order of `serve/acquire.rs` |
 //! | move | to map extents at another place, in front of the work that comes later |
-//! | under way | taken out of one place, and not yet in another: searches wait for it |
+//! | under way | of memory: taken out of one place, and not yet in another; searches wait for it |
 //! | range | addresses that stay, whose pages are committed and decommitted |
-//! | asleep | of a pool: its addresses stay, and its extents are gone |
+//! | asleep | of a pool: its addresses stay while its extents are gone |
 //! | node | a NUMA node of the host, where pinned memory is; a device or a node is a location |
 //! | neighbour | another process on the device, which gives memory back when it is asked |
 

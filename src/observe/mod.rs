@@ -1,5 +1,5 @@
-//! What gpupool reports of its work: to loggers, profilers, a recording, and an observer. It knows neither libraries
-//! nor pools, which call it. Without a listener each call costs the load of one atomic.
+//! Reports of gpupool's work, to loggers, profilers, a recording and an observer. This module knows neither libraries
+//! nor pools; they call it. Without a listener, each call costs the load of one atomic.
 
 mod activity;
 pub(crate) mod delivery;

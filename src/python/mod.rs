@@ -1,7 +1,7 @@
-//! The Python module `gpupool._native`, one file a concept.
+//! The Python module `gpupool._native`, one file for each concept.
 //!
-//! Hits keep the GIL, because they take nanoseconds. Everything that may wait, create or load releases it. Nothing here
-//! runs Python from a `Drop`.
+//! Hits keep the GIL, because they take nanoseconds. Every call that may wait, create or load something releases it. No
+//! `Drop` here runs Python.
 
 // Except in `ffi`.
 #![deny(unsafe_code)]

@@ -1,9 +1,9 @@
 //! Replaying a log of allocations: the same requests, in the same order, on this machine.
 //!
 //! The peak and the driver calls are those of the first pass over the log. Times are those of the first pass, and the
-//! median of three more, as PyTorch's allocator is measured. If the reserved memory is requested too, a pass before all
-//! others reads it after every event, so that reading costs the timed passes nothing. The peak and the driver calls are
-//! then those of that pass.
+//! median of three more, as PyTorch's allocator is measured. If the caller also asks for the reserved memory, a pass
+//! before all others reads it after every event, so that reading costs the timed passes nothing. The peak and the
+//! driver calls are then from that pass.
 
 mod reserved;
 mod server;

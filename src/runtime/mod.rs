@@ -1,9 +1,9 @@
 //! GPU platforms behind one trait, and the choice among them.
 //!
 //! `cuda` drives NVIDIA GPUs, `hip` AMD GPUs, and `host` simulates devices in plain memory for machines that have none.
-//! The choice is made at the first call that needs a device, never on import: `GPUPOOL_RUNTIME` if set, otherwise the
-//! first with a device, in that order. Devices are simulated only where there is none: a driver that is there and does
-//! not work is an error. Every pointer that reaches a driver passes through a type of this module.
+//! The choice is made at the first call that needs a device, never on import: `GPUPOOL_RUNTIME` if that is set,
+//! otherwise the first platform with a device, in that order. Devices are simulated only where there is none: a driver
+//! that does not work is an error. Every pointer that reaches a driver passes through a type of this module.
 
 mod device;
 mod driver;

@@ -1,9 +1,9 @@
-//! What threads share: locks and atomics, and structures made of them. They are those of `std`, or in a model those of
-//! loom.
+//! What threads share: locks and atomics, and structures made of them. Locks and atomics are those of `std`, or in a
+//! model those of loom.
 //!
-//! In builds of tests (`cfg(schedules)`, see `build.rs`) threads can run in a random [`schedule`], which may switch at
-//! each lock and atomic here. A build with `--cfg loom` runs only the models, which are the tests named `models`. loom
-//! runs them with every order of the threads, and every value that the memory orderings let them read.
+//! In builds of tests (`cfg(schedules)`, see `build.rs`) threads can run in a random [`schedule`], which may switch
+//! threads at each lock and atomic here. A build with `--cfg loom` runs only the models, which are the tests named
+//! `models`. loom runs them with every order of the threads, and every value that the memory orderings let them read.
 
 mod door;
 mod interruption;

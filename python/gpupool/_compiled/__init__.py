@@ -1,1 +1,1 @@
-"""What is compiled at first use, and kept for the next time."""
+"""Code that is compiled at first use, and kept for the next time."""

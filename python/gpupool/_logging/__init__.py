@@ -1,10 +1,10 @@
 """gpupool's log records in Python's ``logging``, under the logger ``gpupool``.
 
-The compiled part makes records only at levels that a logger of gpupool's is enabled for. It learns of them here, and
-again whenever a level changes: ``logging`` then clears every logger's cache of what it is enabled for.
+The compiled part makes records only at levels for which one of gpupool's loggers is enabled. This package tells it the
+levels, again whenever one changes: ``logging`` then clears every logger's cache of enabled levels.
 
 A thread of the compiled part hands the records to ``logging``, and ends once there are none. The code that makes a
-record may not wait for the GIL, and handlers may do anything.
+record cannot do so, because it may not wait for the GIL, and handlers may do anything.
 """
 
 import atexit

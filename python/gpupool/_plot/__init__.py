@@ -1,5 +1,5 @@
-"""Pictures of trace files: `draw` and `comparison` make a `Picture` of numbers and names, `output` the files of it.
+"""Pictures of trace files: `draw` and `comparison` make a `Picture` of numbers and names, `output` writes its files.
 
-`spec` tells Vega-Lite of a picture, and vl-convert renders that: as PNG, as SVG, which notebooks show, and as a page
-that zooms. What is drawn, its colours and rows, stands in `picture`.
+`spec` describes a picture to Vega-Lite, and vl-convert renders it as PNG, as SVG, which notebooks show, and as a page
+that zooms. `picture` says what is drawn, in which colours and rows.
 """

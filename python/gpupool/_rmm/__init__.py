@@ -1,1 +1,1 @@
-"""RMM's resources in C++: a class in Cython that holds one of ``gpupool_rmm.hpp``, and what finds or compiles it."""
+"""RMM's resources in C++: a Cython class that holds one of ``gpupool_rmm.hpp``, and what finds or compiles it."""

@@ -1,1 +1,1 @@
-"""Programs on gpupool that do not know of it: ``gpupool run``, and what ``GPUPOOL_ENABLE`` enables."""
+"""gpupool for programs that do not know of it: ``gpupool run``, and what ``GPUPOOL_ENABLE`` enables."""

@@ -1,1 +1,1 @@
-"""What puts gpupool into PyTorch's place: its allocator in C++, and what finds, compiles and loads that."""
+"""gpupool as PyTorch's allocator: the allocator in C++, and the code that finds, compiles and loads it."""

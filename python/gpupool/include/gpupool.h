@@ -4,12 +4,12 @@
  * in gpupool.c_api.capsule. Functions are only added to the table: `version` is 2 for this header, and `size` is the size of
  * the table in the gpupool that runs, in bytes, so a program may use the functions within `size`.
  *
- * Every function may be called from any thread, and no exception or panic leaves one. Those that return an int return
- * GPUPOOL_SUCCESS or another gpupool_status; after a failure, also of those that return none, `last_error` says what failed,
- * and what to do. Devices are ordinals as the runtime numbers them; what -1 means is said where it is allowed, and any other
- * negative number is refused. Streams are cudaStream_t or hipStream_t. Null is the legacy default stream, however the caller
- * was compiled: code for per-thread default streams passes cudaStreamPerThread or hipStreamPerThread, which are (void *)2,
- * where it means its own; gpupool.hpp does so.
+ * Every function may be called from any thread, and no exception or panic leaves one. Functions that return an int
+ * return GPUPOOL_SUCCESS or another gpupool_status; after a failure, also of a function that returns none, `last_error`
+ * says what failed, and what to do. Devices are ordinals as the runtime numbers them; a function that allows -1 says
+ * what it means, and any other negative number is refused. Streams are cudaStream_t or hipStream_t. Null is the legacy
+ * default stream, however the caller was compiled: code for per-thread default streams passes cudaStreamPerThread or
+ * hipStreamPerThread, which are (void *)2, for its own stream; gpupool.hpp does so.
  *
  * Every callback must return: an exception that leaves one, or a longjmp out of it, ends the process or leaves gpupool as it
  * was in the middle of a call. gpupool_callbacks.hpp and gpupool.hpp take callbacks that throw.
@@ -70,8 +70,8 @@ typedef struct gpupool_pool_options {
   int no_split;                 /* each segment serves one block at a time, and is not moved until pool_trim */
   const char *name;             /* its name in statistics and errors, in addition to its id, or null; copied */
   const gpupool_source *source; /* or null; copied */
-  int sleeps_for_others;        /* another process of the user that has no memory may put it to sleep, not while a thread has a scope of it */
-  int wakes_on_use;             /* its next request, scope, copy or commit wakes it then, rather than pool_wake alone */
+  int sleeps_for_others;        /* the user's other processes may put it to sleep for want of memory, unless a thread has a scope of it */
+  int wakes_on_use;             /* its next request, scope, copy or commit wakes it then, not only pool_wake */
 } gpupool_pool_options;
 
 /* A block, and the contiguous memory that it is a part of. */
@@ -99,7 +99,7 @@ typedef struct gpupool_segment {
   void *stream;
   gpupool_pool_id pool;
   int is_movable; /* it consists of pages that can be moved; else it is one allocation of the driver or the pool's source */
-  int is_small;   /* all its blocks are small, of at most 64 KiB; in pages that can be moved, each segment is small or has none */
+  int is_small;   /* all its blocks are small, of at most 64 KiB; a segment in movable pages has only small blocks or none */
   uint32_t stack; /* of the request for which it was added, if that was recorded; else 0 */
 } gpupool_segment;
 
@@ -113,7 +113,7 @@ typedef enum gpupool_action {
   GPUPOOL_SEGMENT_MAP = 5,
   GPUPOOL_SEGMENT_UNMAP = 6,
   GPUPOOL_SNAPSHOT = 7,
-  GPUPOOL_OOM = 8 /* `address` is the bytes that the driver still had */
+  GPUPOOL_OOM = 8 /* `address` is the number of bytes that the driver still had */
 } gpupool_action;
 
 /* One thing that the allocator did. */
@@ -139,9 +139,9 @@ typedef struct gpupool_snapshot_visitor {
   void (*event)(void *context, const gpupool_event *event); /* or null: no events */
 } gpupool_snapshot_visitor;
 
-/* What is recorded. Numbers of stacks come from `take_stack`, which is called while gpupool holds no lock and must
- * not throw or longjmp: 0 for none, else a number whose highest bit is set; other numbers are for Python's stacks, which are 0
- * here. */
+/* What to record. `take_stack` returns the number of a stack: 0 for none, else a number whose highest bit is set; other
+ * numbers are for Python's stacks, which are 0 here. It is called while gpupool holds no lock, and must not throw or
+ * longjmp. */
 typedef struct gpupool_recording {
   uint64_t size; /* of this struct */
   uint64_t most_events;           /* the newest are kept; 0 for no events, but stacks of live blocks */
@@ -149,7 +149,7 @@ typedef struct gpupool_recording {
   int alloc_stacks;               /* of each allocation among the events */
   int free_stacks;                /* of each free among them */
   uint32_t skipped_actions;       /* a bit, 1 << action, for each action to leave out */
-  uint32_t (*take_stack)(int is_free); /* for a free, 1, or else 0; or null: no stacks */
+  uint32_t (*take_stack)(int is_free); /* `is_free` is 1 for a free, else 0; or null: no stacks */
   int forget;                     /* discard earlier events */
 } gpupool_recording;
 
@@ -165,10 +165,10 @@ typedef struct gpupool_stat {
 enum { GPUPOOL_ALL = 0, GPUPOOL_SMALL = 1, GPUPOOL_LARGE = 2 };
 
 /* Statistics of a device, for all pools together. Peaks are exact on one stream. On several they are upper bounds, never more
- * than what was reserved: those of all bytes at most a MiB too high for each stream, unless threads allocate on several at the
- * same time. Peaks of inactive_split are only of the calls of device_stats. What small blocks reserve is pieces of 64 KiB and
- * more within pages, which turn into memory for large blocks and back. A piece of at most 2 MiB counts as small in `segment`,
- * whatever it contains. */
+ * than what was reserved: those of all bytes are at most a MiB too high for each stream, unless threads allocate on
+ * several streams at the same time. Peaks of inactive_split are only of the moments of device_stats. Small blocks
+ * reserve pieces of 64 KiB and more within pages, which turn into memory for large blocks and back. A piece of at most
+ * 2 MiB counts as small in `segment`, whatever it contains. */
 typedef struct gpupool_device_stats {
   uint64_t size; /* of this struct */
   gpupool_stat allocation[3];         /* live blocks */
@@ -226,7 +226,7 @@ typedef enum gpupool_library {
   GPUPOOL_CUSPARSELT = 15   /* cusparseLtHandle_t *, which has no stream: each call takes one */
 } gpupool_library;
 
-/* A handle that only its holder uses until the lease ends. `lease` fills it; the caller reads `handle` alone, may move
+/* A handle that only its holder uses until the lease ends. `lease` fills it; the caller reads only `handle`, may move
  * the struct, and uses one copy of it. */
 typedef struct gpupool_lease {
   void *handle; /* null once the lease has ended */
@@ -244,7 +244,7 @@ typedef struct gpupool_handle_stats {
   uint64_t idle;        /* no thread or lease holds them */
   uint64_t held;        /* by threads */
   uint64_t leased;
-  uint64_t peak_in_use; /* of handles that threads and leases held at the same time; never too low */
+  uint64_t peak_in_use; /* the most handles in use at the same time, by threads and leases; never too low */
   uint64_t hits;        /* requests served by the thread's own handle, or the one that it gave back last */
   uint64_t misses;      /* requests that went to the pool */
   uint64_t hand_overs;  /* misses served by a handle that was idle */
@@ -260,8 +260,8 @@ typedef struct gpupool_api {
   uint64_t version;
   uint64_t size;
 
-  /* For PyTorch's pluggable allocators: null if there is no memory, and for 0 bytes. For device -1 on the device that the stream
-   * belongs to, also in `free` and `attached_record_stream`. */
+  /* For PyTorch's pluggable allocators. Returns null if there is no memory, and for 0 bytes. Device -1 is the device
+   * that the stream belongs to, also in `free` and `attached_record_stream`. */
   void *(*malloc)(ptrdiff_t bytes, int device, void *stream);
   /* Frees in the order of this stream, which may differ from that of the allocation; does nothing if it cannot free. */
   void (*free)(void *pointer, ptrdiff_t bytes, int device, void *stream);
@@ -280,9 +280,9 @@ typedef struct gpupool_api {
   /* Allocates memory on an existing stream of the device, from the pool of the calling thread's scope. The pointer is null
    * for 0 bytes, and on failure. */
   int (*allocate)(uint64_t bytes, int device, void *stream, void **pointer);
-  /* Frees a block, in the order of the stream that it was allocated on. Does nothing for a null pointer. Any other pointer
-   * than one to the start of a block that is in use is an invalid value, also a second free, and a block that gpupool has for
-   * its own work; but a block that was freed, and allocated again by other code, is freed under that. */
+  /* Frees a block, in the order of the stream that it was allocated on. Does nothing for a null pointer. A pointer that
+   * is not the start of a block in use is an invalid value, also in a second free, and so is one to a block of
+   * gpupool's own work. But a second free of a block that other code has allocated since takes it from that code. */
   int (*deallocate)(void *pointer);
   /* Makes sure that a block, once freed, is not reused before the stream's work at that time is done. */
   int (*record_stream)(void *pointer, int device, void *stream);
@@ -295,7 +295,7 @@ typedef struct gpupool_api {
   int (*empty_cache)(int device, uint64_t *bytes);
   /* The fraction of the device's memory that this process may reserve, 1 for all of it. */
   int (*get_per_process_memory_fraction)(int device, double *fraction);
-  /* Sets it, from 0 to 1. Memory above it is kept, and no more is reserved while there is more. */
+  /* Sets this fraction, from 0 to 1. Memory above it is kept, but no more is reserved meanwhile. */
   int (*set_per_process_memory_fraction)(int device, double fraction);
   /* The largest block that could be allocated without releasing anything, as far as is known: free memory of the default
    * pool, and of the driver. */
@@ -316,7 +316,7 @@ typedef struct gpupool_api {
   int (*pool_id)(const gpupool_pool *pool, gpupool_pool_id *id);
   /* Sets whether the pool's free memory serves other pools when memory is short. */
   int (*pool_set_use_on_oom)(gpupool_pool *pool, int use_on_oom);
-  /* Refused once the pool has split memory into blocks. */
+  /* Sets no_split. Refused once the pool has split memory into blocks. */
   int (*pool_set_no_split)(gpupool_pool *pool);
   /* Releases the pool's free memory that no graph uses to the driver, and waits for the GPU work that may still use it;
    * `bytes` may be null. */
@@ -329,10 +329,10 @@ typedef struct gpupool_api {
   /* Records which blocks are live, after blocks that were freed and waited for streams are free. Waits for the recorded
    * work of other streams; refused while such a stream is captured. checkpoint_release frees the checkpoint. */
   int (*pool_checkpoint)(gpupool_pool *pool, gpupool_checkpoint **checkpoint);
-  /* Makes exactly those blocks live again, at the same addresses, and frees all others. The pool must be one made for graphs,
-   * which nothing else uses meanwhile. Waits and is refused like pool_checkpoint. `freed` is called for each block that was
-   * live before, `allocated` for each that is live after; either may be null, and neither may throw or longjmp. On
-   * failure nothing has changed. */
+  /* Makes exactly the checkpoint's blocks live again, at the same addresses, and frees all others. The pool must be one
+   * made for graphs, which nothing else uses meanwhile. Waits and is refused like pool_checkpoint. `freed` is called
+   * for each block that was live before, `allocated` for each that is live after; either may be null, and neither may
+   * throw or longjmp. On failure nothing has changed. */
   int (*pool_restore)(gpupool_pool *pool, const gpupool_checkpoint *checkpoint, void *context,
                       void (*freed)(void *context, void *pointer),
                       void (*allocated)(void *context, void *pointer, uint64_t requested));
@@ -346,35 +346,38 @@ typedef struct gpupool_api {
   /* The memory of a device, or of all for -1; of one pool if its id is given, with the events of all pools. Allocations
    * are blocked while it is taken, but not while the visitor is called. */
   int (*snapshot)(int device, const gpupool_pool_id *pool, const gpupool_snapshot_visitor *visitor);
-  /* Starts a recording; if there is one already, also by gpupool's other interfaces, changes its settings. null ends it and
-   * discards its events; live blocks keep their stacks until they are freed, or another interface ends a recording. */
+  /* Starts a recording, or changes the settings of one that was started before, also by gpupool's other interfaces.
+   * Null ends it and discards its events; live blocks keep their stacks until they are freed, or another interface ends
+   * a recording. */
   int (*record)(const gpupool_recording *recording);
   /* Calls `visit`, which must not throw or longjmp, with the number of each stack that an event or a live block still refers
    * to. */
   int (*visit_stacks)(void *context, void (*visit)(void *context, uint32_t stack));
-  /* Calls the observer for every event from now on, while gpupool holds no lock, on the thread of the event: for memory that
-   * is added before it is used, for memory that is released before that. null removes it, except for running calls on other
+  /* Calls the observer for every event from now on, while gpupool holds no lock, on the thread of the event: before
+   * added memory is used, and before memory is released. Null removes the observer, except for running calls on other
    * threads. It must not throw or longjmp. */
   int (*observe)(void (*observer)(void *context, const gpupool_event *event), void *context);
 
   /* Adds a use of the pool with this id, which pool_release ends. */
   int (*pool_by_id)(int device, const gpupool_pool_id *id, gpupool_pool **pool);
 
-  /* Declares that a stream is never destroyed, so that gpupool may query it and record events on it at any time. Other
-   * streams it uses only in calls that name them. A per-thread default stream is refused: each thread has another. */
+  /* Declares that a stream is never destroyed, so that gpupool may query it and record events on it at any time.
+   * It uses other streams only in calls that name them. A per-thread default stream is refused: each thread has its
+   * own. */
   int (*declare_lasting)(int device, void *stream);
-  /* Until end_expecting_captures a stream of the device may be captured that gpupool does not know of, so gpupool records
-   * no events for the whole device, which would invalidate the capture. Calls are counted. It waits for calls for the whole
-   * device that are in progress, and is refused in a callback of one. */
+  /* Until end_expecting_captures a stream of the device may be captured without gpupool's knowledge, so gpupool records
+   * no events for the whole device, which would invalidate the capture. Calls are counted. This waits for calls for the
+   * whole device that are in progress, and is refused in a callback of one. */
   int (*expect_captures)(int device);
   /* Ends the effect of one call of expect_captures. */
   int (*end_expecting_captures)(int device);
 
   /* Allocates pinned host memory, which the host and every device can read and write at the same address: on the NUMA node
    * with this number, or for -1 on the one nearest to the thread's current device. The pointer is null for 0 bytes, and on
-   * failure. `deallocate` frees it: it is reused once the work is done that was by then on the streams passed to
-   * `record_stream`, immediately if there are none. If it is recorded on a captured stream, it belongs to the graph until the
-   * graph is destroyed. `owns` returns 1 for it, and `find_block` returns -1 minus the node's number as its device. */
+   * failure. `deallocate` frees the memory: it is reused once the work submitted by then to the streams passed to
+   * `record_stream` is done, immediately if there are none. If it is recorded on a captured stream, it belongs to the
+   * graph until the graph is destroyed. `owns` returns 1 for it, and `find_block` returns -1 minus the node's number as
+   * its device. */
   int (*allocate_pinned)(uint64_t bytes, int numa, void **pointer);
   /* Allocates this many bytes in advance, in one piece; with `background` on a thread of gpupool. */
   int (*warm_pinned)(uint64_t bytes, int numa, int background);
@@ -395,15 +398,16 @@ typedef struct gpupool_api {
   int (*pinned_snapshot)(const gpupool_snapshot_visitor *visitor);
   /* Puts a pool to sleep: its device memory is released to the driver while its addresses are kept, and live blocks are
    * copied to pinned host memory, or discarded, depending on the gpupool_backup. Waits for all work on the device; refused
-   * while a stream is captured, for pools with a source or no_split, and while other processes use blocks of the pool, or other
-   * pools do, which had no memory. Until it wakes, requests fail with GPUPOOL_ERROR_ASLEEP, blocks may be freed, and no work may
-   * access them. `bytes` are the released bytes, 0 for a pool that is asleep already; it may be null. */
-  int (*pool_sleep)(gpupool_pool *pool, int backup, uint64_t *bytes);
-  /* Allocates memory again at the same addresses, and copies back: then it may be used on any stream. If there is not enough,
-   * or the driver refuses a call, the pool stays asleep. `bytes` are the allocated bytes, 0 for a pool that is awake; it may be
+   * while a stream is captured, for pools with a source or no_split, and while other processes, or other pools that had
+   * no memory, use blocks of the pool. Until it wakes, requests fail with GPUPOOL_ERROR_ASLEEP, blocks may be freed,
+   * and no work may access them. `bytes` gets the released bytes, 0 for a pool that is asleep already; it may be
    * null. */
+  int (*pool_sleep)(gpupool_pool *pool, int backup, uint64_t *bytes);
+  /* Allocates memory again at the same addresses, and copies the content back; then it may be used on any stream. If
+   * there is not enough, or the driver refuses a call, the pool stays asleep. `bytes` gets the allocated bytes, 0 for a
+   * pool that is awake; it may be null. */
   int (*pool_wake)(gpupool_pool *pool, uint64_t *bytes);
-  /* Whether it sleeps, 0 or 1. */
+  /* Whether the pool is asleep, 0 or 1. */
   int (*pool_is_asleep)(const gpupool_pool *pool, int *is_asleep);
   /* Like pool_sleep, for all memory of a device: its default pool and all others, including those of graphs. Pools that cannot
    * sleep stay awake, blocks that other pools use do not prevent it, and idle handles are destroyed. */
@@ -412,31 +416,31 @@ typedef struct gpupool_api {
   int (*wake_device)(int device, uint64_t *bytes);
   /* Calls `callback` for each segment of a pool with no_split or a source, whose segments are not moved: with
    * GPUPOOL_SEGMENT_ALLOC immediately for existing segments, then for each new one before it is used, and with
-   * GPUPOOL_SEGMENT_FREE before it is released, once the work of its streams is done; no free of a block waits for that: where
-   * the pool is closed, its segment goes when memory is next given back. The event's `stream` and `stack` are 0.
-   * It is called while gpupool holds no lock, on the thread whose call adds or releases the segment, until the pool ends, or
-   * until `pool_remove_segment_callback` with the same two arguments: then it is not called again, except for running calls
-   * on other threads. It must not throw or longjmp. Refused for other pools. */
+   * GPUPOOL_SEGMENT_FREE before it is released, once the work of its streams is done. Freeing a block does not wait for
+   * that: if the pool is closed, the block's segment is released when memory is next given back. The event's `stream`
+   * and `stack` are 0. `callback` is called while gpupool holds no lock, on the thread whose call adds or releases the
+   * segment, until the pool ends, or until `pool_remove_segment_callback` with the same two arguments: then it is not
+   * called again, except for running calls on other threads. It must not throw or longjmp. Refused for other pools. */
   int (*pool_on_segment)(gpupool_pool *pool, void (*callback)(void *context, const gpupool_event *event),
                                    void *context);
   /* Removes a callback that was added with the same two arguments. */
   int (*pool_remove_segment_callback)(gpupool_pool *pool, void (*callback)(void *context, const gpupool_event *event),
                                       void *context);
-  /* Shares the live block that contains a pointer with other processes of the same user, which wait for the work so far on
-   * the stream; for device -1 for nothing: the caller must make them wait.
-   * `bytes` is the size of the buffer for the token, at least GPUPOOL_TOKEN_BYTES, and becomes the token's size; `offset` is
-   * the pointer's offset in the block. A block that is_sent is kept until its token was attached once, any other only until
-   * it is freed. If it is freed while others have it attached, it is reused once all have detached it or ended, and their
-   * work is done. */
+  /* Shares the live block that contains a pointer with other processes of the same user, which wait for the work so far
+   * on the stream; with device -1 for nothing: the caller must make them wait. `bytes` is the size of the buffer for
+   * the token, at least GPUPOOL_TOKEN_BYTES, and becomes the token's size; `offset` is the pointer's offset in the
+   * block. With `is_sent` the block is kept until its token was attached once, else only until it is freed. If it is
+   * freed while others have it attached, it is reused once all have detached it or ended, and their work is done. */
   int (*share)(const void *pointer, int device, void *stream, int is_sent, void *token, uint64_t *bytes, uint64_t *offset);
-  /* Attaches a block that another process shares: `pointer` is its start here, for the device of the stream, whose later
-   * work waits for what was submitted before the block was shared; for device -1 the one that it is on, and gpupool's current
-   * stream there. It stays valid until detach, even if its owner ends first. Null pointers on failure. */
+  /* Attaches a block that another process shares: `pointer` gets its start in this process, for the stream's device.
+   * Later work of the stream waits for what was submitted before the block was shared. Device -1 is the device that the
+   * block is on, with gpupool's current stream there. The block stays valid until detach, even if its owner ends first.
+   * Null pointers on failure. */
   int (*attach)(const void *token, uint64_t bytes, int device, void *stream, gpupool_attached **attached, void **pointer);
   /* Makes sure that attached memory, once detached, is not reused before the stream's work at that time is done. */
   int (*attached_record_stream)(const gpupool_attached *attached, int device, void *stream);
-  /* Detaches memory, after the work so far on the stream and on the one that it was attached for; for device -1 only on the
-   * latter, which need not exist any more. It stays mapped, to make the next attach of the same memory fast, until its
+  /* Detaches memory, after the work so far on the stream and on the one that it was attached for; with device -1 only
+   * on the latter, which need not exist any more. The memory stays mapped, to make its next attach fast, until its
    * owner releases it to the driver, or until empty_cache. */
   int (*detach)(gpupool_attached *attached, int device, void *stream);
   /* Like deallocate, in the order of this existing stream of the device: its current work is done before the block is reused
@@ -447,26 +451,27 @@ typedef struct gpupool_api {
   int (*pool_enter)(const gpupool_pool *pool, uint64_t *scope);
   /* Ends a scope, also if it is not the innermost, on the thread that entered it. */
   int (*scope_leave)(uint64_t scope);
-  /* Waits for the work so far on a stream of the device, which must exist and not be captured; the legacy default stream is
-   * refused while a blocking stream of the device is captured, which waiting would invalidate. */
+  /* Waits for the work so far on a stream of the device, which must exist and not be captured; the legacy default
+   * stream is refused while a blocking stream of the device is captured, since waiting would invalidate the capture. */
   int (*synchronize)(int device, void *stream);
-  /* Allocates bytes at an address where memory that this stream, or a graph, has used is free: from the pool that has it.
-   * It is refused (GPUPOOL_ERROR_INVALID_VALUE) if so many bytes are not free there in one piece, as where pages have moved or
-   * gone back to the driver; those of a graph's pool do neither while the graph exists. */
+  /* Allocates bytes at an address of free memory that this stream, or a graph, has used, from the pool that has the
+   * memory. Refused (GPUPOOL_ERROR_INVALID_VALUE) if the bytes are not free there in one piece, as when pages have
+   * moved or gone back to the driver; those of a graph's pool do neither while the graph exists. */
   int (*allocate_at)(void *address, uint64_t bytes, int device, void *stream);
 
-  /* Returns the calling thread's handle of a gpupool_library on the device, with this stream of the device set; for -1
-   * on the device that the stream belongs to, which asks the driver. The thread keeps the handle, and gets the same one
-   * for each request, until it ends: then the handle returns to the pool. Of a library of ROCm's a thread has one for
-   * each of its streams. Call this each time before the handle is used; inside a capture, not before it. Do not destroy
-   * the handle, and do not use it on another thread. It is null on failure. */
+  /* Returns the calling thread's handle of a gpupool_library on the device, with this stream of the device set. Device
+   * -1 is the stream's, for which the driver is asked. The thread keeps the handle, and gets the same one for each
+   * request, until it ends: then the handle returns to the pool. For cuStateVec, cuTensorNet and ROCm's libraries except
+   * MIOpen a thread has one handle for each of up to eight of its streams. Call this each time before the handle is
+   * used; inside a capture, not before it. Do not destroy the handle, and do not use it on another thread. `handle`
+   * gets null on failure. */
   int (*handle)(int library, int device, void *stream, void **handle);
   /* Leases a handle, which only the holder uses until lease_release, on any thread; library, device and stream are as
-   * for `handle`. Where there is a limit it waits so many milliseconds for a handle, UINT64_MAX for no end, which is refused
-   * in a callback. What the struct held before is overwritten; it is all zero on failure. */
+   * for `handle`. With a limit it waits at most `timeout_ms` for a handle; UINT64_MAX means no end, which is refused in
+   * a callback. The struct is overwritten, and all zero on failure. */
   int (*lease)(int library, int device, void *stream, uint64_t timeout_ms, gpupool_lease *lease);
-  /* Ends a lease, on any thread: its handle returns to the pool, and the struct becomes all zero. One that is all zero
-   * is refused. */
+  /* Ends a lease, on any thread: its handle returns to the pool, and the struct becomes all zero. A struct that is all
+   * zero is refused. */
   int (*lease_release)(gpupool_lease *lease);
   /* Ends a lease whose handle was changed in a way that the pool cannot reset: no request gets the handle again, and
    * trim_handles destroys it. */
@@ -476,84 +481,86 @@ typedef struct gpupool_api {
   int (*library_is_available)(int library, int *is_available);
   /* The counts of a library's handles on a device, or summed over all for -1. The caller sets `size`. */
   int (*handle_stats)(int library, int device, gpupool_handle_stats *stats);
-  /* Resets the peaks of handle_stats to the current values; of a device, or of all for -1. */
+  /* Resets the peaks of handle_stats to the current values, on a device, or on all for -1. */
   int (*reset_peak_handle_stats)(int library, int device);
-  /* Creates handles until so many are idle on the device, or as many as a limit allows; with `background` on a thread
+  /* Creates handles until `handles` are idle on the device, or as many as a limit allows; with `background` on a thread
    * of gpupool, whose failure handle_stats counts. `created` is how many this call created, 0 in the background; it may
    * be null. */
   int (*warm_handles)(int library, int device, uint64_t handles, int background, uint64_t *created);
-  /* Destroys the idle handles of a device, or of all for -1, with their workspaces; where that waits for the device,
-   * not while gpupool knows of a capture. `destroyed` may be null. */
+  /* Destroys the idle handles of a device, or of all for -1, with their workspaces. Handles whose end waits for the
+   * device are kept while gpupool knows of a capture. `destroyed` may be null. */
   int (*trim_handles)(int library, int device, uint64_t *destroyed);
   /* Limits the handles on each device, at least 1; UINT64_MAX for no limit. Requests beyond it wait until a lease or a
    * thread ends, in `handle` for 30 seconds. Handles beyond a new limit are kept. */
   int (*set_handle_limit)(int library, uint64_t handles);
 
-  /* Reserves addresses for memory that is committed and decommitted page by page, and takes no memory: `bytes` is a multiple
-   * of `page_bytes`, and that of 2 MiB. `pointer` is the first address. A page must not be accessed before it is committed.
-   * The range is a use of the pool. Refused for pools with a source or no_split. Null pointers on failure. */
+  /* Reserves addresses for memory that is committed and decommitted page by page, and takes no memory: `bytes` is a
+   * multiple of `page_bytes`, and `page_bytes` of 2 MiB. `pointer` is the first address. No page may be accessed before
+   * it is committed. The range is a use of the pool. Refused for pools with a source or no_split. Null pointers on
+   * failure. */
   int (*pool_reserve_range)(const gpupool_pool *pool, uint64_t bytes, uint64_t page_bytes, gpupool_range **range,
                             void **pointer);
-  /* Gives physical memory to those of `count` pages, by their numbers, that have none, for later work of the stream; for
-   * device -1 the device is the stream's, which asks the driver. With a `priority`, all these pages may be taken when memory
-   * is short, those with the lowest number first, unless they are pinned; it may be null. `fill` is a byte for those that
-   * were not committed, or -1. On failure nothing is committed. Refused while a stream of the pool is captured. */
+  /* Gives physical memory to those of `count` pages, by their numbers, that have none, for later work of the stream;
+   * device -1 is the stream's device, for which the driver is asked. With a `priority`, which may be null, all these
+   * pages may be taken when memory is short, those with the lowest number first, unless they are pinned. `fill` is a
+   * byte for the pages that were not committed, or -1. On failure nothing is committed. Refused while a stream of the
+   * pool is captured. */
   int (*range_commit)(const gpupool_range *range, const uint32_t *pages, uint64_t count, int device, void *stream,
                       const int *priority, int fill);
-  /* Takes the memory of pages away, once the work so far is done on this stream and on those that they were committed and
-   * pinned for; for device -1 on the latter alone. Nothing waits. Refused, with no change, if a page is pinned. */
+  /* Takes the memory of pages away, once the work so far is done on this stream and on those that they were committed
+   * and pinned for; with device -1 only on the latter. Nothing waits. Refused, with no change, if a page is pinned. */
   int (*range_decommit)(const gpupool_range *range, const uint32_t *pages, uint64_t count, int device, void *stream);
-  /* Keeps those of the pages that are committed from being taken, until range_unpin, for work of the stream; for device -1 of
-   * none. `bits` gets a bit for each page in this order, the lowest of a byte first: whether it is committed, and so
-   * pinned. */
+  /* Keeps those of the pages that are committed from being taken, until range_unpin, for work of the stream; with
+   * device -1 for no stream. `bits` gets a bit for each page, in this order, the lowest bit of a byte first: whether
+   * the page is committed, and so pinned. */
   int (*range_pin)(const gpupool_range *range, const uint32_t *pages, uint64_t count, int device, void *stream, void *bits);
-  /* Ends one pin of each page, which may be taken once the work so far on the stream is done, too; for device -1 no stream
-   * is named. Refused, with no change, if a page has no pin. */
+  /* Ends one pin of each page, which may be taken once the work so far on the stream is done, too; device -1 names no
+   * stream. Refused, with no change, if a page has no pin. */
   int (*range_unpin)(const gpupool_range *range, const uint32_t *pages, uint64_t count, int device, void *stream);
-  /* Keeps physical memory for so many pages ready, at most those of the range, made by a thread of gpupool, so that a commit
-   * only maps it; 0 ends it. */
+  /* Keeps physical memory for this many pages ready, at most those of the range: a thread of gpupool makes it, so that
+   * a commit only maps it. 0 ends this. */
   int (*range_prepare)(const gpupool_range *range, uint64_t pages);
   /* The bytes of committed pages, and of those that may be taken now; either may be null. */
   int (*range_bytes)(const gpupool_range *range, uint64_t *committed, uint64_t *discardable);
-  /* Calls `callback` with the numbers of pages that were taken, on the thread of the request that lacked memory, while gpupool
-   * holds no lock, until range_release or range_drop, which waits for running calls on other threads. Pages that another process was given
-   * are told by the range's next call, and before a range_commit that finds one taken returns. It must not throw or longjmp. In
-   * it, as in any callback, what would have to wait for another thread's call that may be waiting for this one is refused with
-   * GPUPOOL_ERROR_INVALID_VALUE. */
+  /* Calls `callback` with the numbers of pages that were taken, on the thread of the request that lacked memory, while
+   * gpupool holds no lock, until range_release, which waits for running calls on other threads, or range_drop. The
+   * range's next call reports pages that another process got; a range_commit that finds one taken does so before it returns.
+   * `callback` must not throw or longjmp. In it, as in any callback, a call that would have to wait for another
+   * thread's call, which may be waiting for this one, is refused with GPUPOOL_ERROR_INVALID_VALUE. */
   int (*range_on_discard)(const gpupool_range *range,
                           void (*callback)(void *context, const uint32_t *pages, uint64_t count), void *context);
-  /* Frees a range, once the work so far is done on the streams that used it, and on this one; for device -1 on the former
-   * alone. Refused, and the range stays, while a page is pinned, and in a callback while another thread is in a callback of
-   * the range. */
+  /* Frees a range, once the work so far is done on the streams that used it, and on this one; with device -1 only on
+   * the former. Refused, and the range stays, while a page is pinned, and in a callback while another thread is in a
+   * callback of the range. */
   int (*range_release)(gpupool_range *range, int device, void *stream);
-  /* The same for an owner that ends itself, and cannot keep the range: with its pins, and anywhere. In a callback, calls of
-   * the range's callbacks on other threads go on, with their contexts, where range_release would have been refused. Not in a
-   * callback of a call with this range. */
+  /* The same for an owner that itself ends, and cannot keep the range: also with pins, and anywhere. In a callback in
+   * which range_release would be refused, running calls of the range's callbacks on other threads go on, with their
+   * contexts. Not in a callback of a call with this range. */
   int (*range_drop)(gpupool_range *range);
 
-  /* Makes this process a neighbour of the user's other processes that use gpupool on the same devices: one that finds no
-   * memory asks the others for what they can do without before its request fails. They are told its name, which may be
-   * null for the one before or the program's; for this device the bytes that it is never asked to go below, those beyond
-   * which it is asked first and gives back unasked, UINT64_MAX for no such bound, and its priority: those with the lowest are
-   * asked first. */
+  /* Makes this process a neighbour of the user's other processes that use gpupool on the same devices: a neighbour that
+   * finds no memory asks the others for what they can do without before its request fails. They learn this process's
+   * `name` (null: the one before, or the program's), and for this device `guarantee`, the bytes that it is never asked
+   * to go below, `most`, those beyond which it is asked first and gives back unasked (UINT64_MAX: no such bound), and
+   * its `priority`: those with the lowest are asked first. */
   int (*set_neighbour)(int device, const char *name, uint64_t guarantee, uint64_t most, int priority);
-  /* The bytes of a device that this process could have: what is free, and what its neighbours would give back, less what
-   * they have claimed. It need not be a neighbour itself. */
+  /* The bytes of a device that this process could have: what is free, and what its neighbours would give back, less
+   * what they have claimed. The process need not be a neighbour itself. */
   int (*available_memory)(int device, uint64_t *bytes);
   /* Claims memory before it is taken, beyond what this process has: its neighbours count it in available_memory and in
-   * claims of their own. It is used up by what this process keeps more from then on, which becomes a neighbour. Waits so many
-   * milliseconds until so much is available, behind those that claimed before, UINT64_MAX for no end, which is refused in a
-   * callback. Null on failure. */
+   * claims of their own. Memory that this process keeps more from then on uses the claim up. The process becomes a
+   * neighbour. Waits at most `timeout_ms` until so much is available, behind those that claimed before; UINT64_MAX
+   * means no end, which is refused in a callback. Null on failure. */
   int (*claim)(int device, uint64_t bytes, uint64_t timeout_ms, gpupool_claim **claim);
   /* Ends a claim. */
   int (*claim_release)(gpupool_claim *claim);
 
   /* For code that names no stream: allocates memory that no work uses, as cudaMalloc does, so that it may be used on any
-   * stream immediately; from a pool of the device, or for null from the device's default pool, regardless of scopes. It does
-   * not call callbacks for when memory runs out. The pointer is null for 0 bytes, and on failure. */
+   * stream immediately; from a pool of the device, or with null from the device's default pool, regardless of scopes.
+   * It does not call the callbacks of on_oom. The pointer is null for 0 bytes, and on failure. */
   int (*feed_allocate)(const gpupool_pool *pool, int device, uint64_t bytes, void **pointer);
-  /* Frees any block, as cudaFree does, but does not wait: it is reused once all work so far on the device, on any stream, is
-   * done. */
+  /* Frees any block, as cudaFree does, but does not wait: the block is reused once all work so far on the device is
+   * done, on any stream. */
   int (*feed_deallocate)(void *pointer);
 } gpupool_api;
 

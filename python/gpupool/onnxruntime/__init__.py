@@ -4,8 +4,8 @@
 >>> options = gpupool.onnxruntime.provider_options(pool)
 >>> session = onnxruntime.InferenceSession(model, providers=[("CUDAExecutionProvider", options)])
 
-ONNX Runtime calls functions in C, with no Python on the way. It tells them no stream, so a program in C++ does better
-with ``gpupool_onnxruntime.hpp``.
+ONNX Runtime calls C functions, with no Python on the way. It passes them no stream, so a C++ program does better with
+``gpupool_onnxruntime.hpp``.
 
 https://onnxruntime.ai/docs/execution-providers/CUDA-ExecutionProvider.html#gpu_external_allocfreeempty_cache
 """

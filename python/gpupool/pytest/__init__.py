@@ -11,8 +11,8 @@ The fixture ``gpu_memory`` has a test's ``peak``, ``live`` and ``leaked`` bytes,
 ...     step()
 
 The test fails if it has more memory live at once, or leaves blocks behind. With ``--gpu-memory-history`` the message
-names the lines that allocated them. Tests without the fixture and the marker run as ever, and pytest does not load this
-module by itself. On the simulated device (``GPUPOOL_RUNTIME=host``) no GPU is needed.
+names the lines that allocated them. Tests without the fixture and the marker run as usual, and pytest does not load
+this module by itself. On the simulated device (``GPUPOOL_RUNTIME=host``) no GPU is needed.
 
 PYTEST_DONT_REWRITE: there is no assertion in it.
 

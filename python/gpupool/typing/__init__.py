@@ -1,6 +1,6 @@
 """Types of the arguments and results of gpupool's calls, for annotations.
 
-Those of results are classes, such as :class:`MemoryStats`, whose objects only gpupool's calls make; the others are
+The types of results are classes, such as :class:`MemoryStats`, whose objects only gpupool's calls make; the others are
 not used at run time.
 
 ``StreamLike`` is any stream: a :class:`gpupool.Stream`, a stream of cuda.core, CuPy, PyTorch, Numba or any
@@ -13,7 +13,7 @@ one without an index is the current device.
 ``PoolId`` is the id of a memory pool in the process, a pair of ints: ``(0, n)`` is a pool that the program created,
 ``(n, 0)`` one for graph capture, and ``(0, 0)`` the device's default pool. Ids are never reused.
 
-``PageNumbers`` is what names pages of a :class:`gpupool.MemoryRange`: a sequence of their numbers, or an array of
+``PageNumbers`` is a way to name pages of a :class:`gpupool.MemoryRange`: a sequence of their numbers, or an array of
 integers.
 
 ``AllocatorLike`` is a custom source of memory for a :class:`gpupool.MemPool`: a pair of callables, a pair of addresses

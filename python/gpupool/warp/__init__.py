@@ -7,15 +7,15 @@
 >>> with gpupool.warp.using(pool):  # this thread's arrays, from a private pool
 ...     a = wp.zeros(1000, dtype=float)
 
-An array is allocated on the current stream of its device. Its memory is freed, as by Warp's own allocator, behind all
+An array is allocated on the current stream of its device. Its memory is freed, as by Warp's own allocator, after all
 work so far on the device's blocking streams, so that an array may die while any stream of Warp uses it; the host does
 not wait. Arrays that exist when the allocator changes keep their memory.
 
 Graphs need no change: an array that is allocated in a capture keeps its memory until both the array and the
 ``wp.Graph`` are gone. Calls of gpupool without a stream use Warp's current one.
 
-What Warp's native code allocates for itself, such as for ``wp.Mesh``, ``wp.HashGrid`` and sorting, does not use Warp's
-allocator, nor does pinned memory.
+Memory that Warp's native code allocates for itself, such as for ``wp.Mesh``, ``wp.HashGrid`` and sorting, does not come
+from Warp's allocator, nor does pinned memory.
 
 https://nvidia.github.io/warp/stable/api_reference/_generated/warp.Allocator.html
 """

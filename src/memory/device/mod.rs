@@ -1,5 +1,5 @@
-//! What a device has: its address range and pages, the physical memory behind them, segments, events, and memory that
-//! waits to be unmapped. Nothing here knows pools or caches, only a pool's [`Supply`] and a cache's number.
+//! The memory of a device: its address range and pages, the physical memory behind them, segments, events, and memory
+//! that waits to be unmapped. Nothing here knows pools or caches, only a pool's [`Supply`] and a cache's number.
 
 mod access;
 mod address_range;

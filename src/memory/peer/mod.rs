@@ -1,23 +1,23 @@
-//! Other processes of the same user. A process shares blocks with them by tokens, which the others attach. And
-//! neighbours, which use gpupool on the same device, give memory back before one of them fails.
+//! Other processes of the same user. A process shares blocks with them by tokens, which the others attach. Neighbours,
+//! which are processes that use gpupool on the same device, give memory back before one of them fails.
 //!
-//! What both need is here once: sockets, descriptors and pidfds (`socket.rs`), the table of what processes say to each
-//! other (`codec.rs`), one thread that answers (`service.rs`) by one kind of connection (`connection.rs`), and what
-//! that thread tries until it is done (`tasks.rs`). Two modules handle what is asked.
+//! Both use the same parts: sockets, descriptors and pidfds (`socket.rs`), a table of messages between processes
+//! (`codec.rs`), one thread that answers (`service.rs`) by one kind of connection (`connection.rs`), and tasks that
+//! this thread tries until they are done (`tasks.rs`). Two modules handle the requests.
 //!
 //! Sharing (`sharing.rs`) hands out descriptors of blocks, and knows which processes hold them. (`shared_block.rs` is
 //! below this module, because a pool that falls asleep looks there.) A freed block is reused once every process has let
-//! it go, as a block waits for streams. The other side asks for a block (`owner.rs`, `attach.rs`), maps its region, and
+//! it go, just as it waits for streams. The other side asks for a block (`owner.rs`, `attach.rs`), maps its region, and
 //! lets the block go once its work is done. The region stays mapped for the next block there (`mapping_cache.rs`),
-//! until the owner sends that an extent goes back to the driver. A token (`token.rs`) has the secret that the owner
+//! until the owner says that an extent goes back to the driver. A token (`token.rs`) holds the secret that the owner
 //! asks for.
 //!
 //! Giving (`giving.rs`) tells what this process holds (`status.rs`, `claims.rs`), what it was told to keep
-//! (`settings.rs`) and what the system lets it have (`system_limit.rs` above), and gives memory back. Nothing is kept
-//! about neighbours except which are stopped. A process that needs to know finds where the others listen (`place.rs`),
-//! connects, asks (`ask.rs`), and knows what they answer in time. One that has ended is not there, and one that is
-//! stopped is passed by. Requests come here by `help.rs`. All of this is off until a program uses it, or the
-//! environment asks for it. A process that only looks at the others (`listing.rs`, `available.rs`) is none of them.
+//! (`settings.rs`) and what the system lets it have (`system_limit.rs` above), and gives memory back. A process
+//! remembers nothing about its neighbours except which are stopped. To learn more, it finds where the others listen
+//! (`place.rs`), connects, asks (`ask.rs`), and uses the answers that come in time. It finds no ended process, and
+//! passes by stopped ones. Requests come here by `help.rs`. All of this is off until a program uses it, or the
+//! environment asks for it. A process that only looks at neighbours (`listing.rs`, `available.rs`) is not one.
 
 mod ask;
 mod attach;

@@ -1,4 +1,4 @@
-//! How other allocators and libraries take memory from gpupool: functions in their forms, feeds, handles, PyTorch.
+//! How other allocators and libraries take memory from gpupool: functions of their form, feeds, handles, PyTorch.
 
 pub(crate) mod allocators;
 pub(crate) mod call;

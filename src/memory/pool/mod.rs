@@ -1,4 +1,4 @@
-//! What a pool is: its id, its rules, its supply, its life, its sleep, and what its heaps publish.
+//! A pool: its id, rules, supply, life and sleep, and what its heaps publish.
 
 mod asleep;
 mod followed;

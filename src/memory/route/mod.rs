@@ -1,5 +1,5 @@
-//! Where a request goes: the pool of the thread's scopes and captures, and there the cache of the stream. Ready blocks
-//! are taken here; `serve` handles misses. A use keeps a pool alive, and the pool ends with its last use.
+//! Where a request goes: to the pool of the thread's scopes and captures, and there to the cache of the stream. Ready
+//! blocks are taken here; `serve` handles misses. A use keeps a pool alive, and the pool ends with its last use.
 
 mod choice;
 mod requests;

@@ -1,6 +1,6 @@
-//! How memory is found for whatever needs it: steps, from the cheapest to the last resort, in one table. Nothing waits for
-//! the GPU before the driver or a limit has refused memory. Each step that gives memory back is followed by a new search,
-//! and before the user's callbacks the search is repeated while other threads had memory under way, so that no need fails
+//! How memory is found for a need: by steps, from the cheapest to the last resort, in one table. No step waits for the
+//! GPU before the driver or a limit has refused memory. A new search follows each step that gives memory back, and
+//! before the user's callbacks the search is repeated while other threads had memory under way, so that no need fails
 //! while there is memory.
 
 use std::sync::Arc;
@@ -27,11 +27,11 @@ use crate::sync::ThisThread;
 pub(super) struct Need<'a, R> {
     pub(super) pool: &'a Arc<Pool>,
     pub(super) bytes: u64,
-    /// The request of the cache that gets the memory; none if no cache does, so that it is new memory, of which a thread may
-    /// have a part under way.
+    /// The request of the cache that gets the memory; none if no cache gets it: then the need is for new memory, of
+    /// which this thread may have a part under way.
     pub(super) request: Option<&'a AllocationRequest>,
-    /// Takes a step of those that [`Acquisition`] does not take itself, within the reach: finds memory, or nothing, also if the
-    /// step is not for such a need. Its errors are those of the driver; a refusal for want of memory is none of the need.
+    /// Takes a step that [`Acquisition`] does not take itself, within the reach. It finds memory, or nothing, also if
+    /// the step is not for such a need. Its errors are the driver's; a refusal for want of memory is not one.
     pub(super) take: &'a dyn Fn(Step, &Reach) -> Result<Grown<R>>,
 }
 
@@ -39,13 +39,13 @@ pub(super) struct Need<'a, R> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum WaitsFor {
     Nothing,
-    /// The GPU, and what other threads have under way. These steps are a search for all free memory.
+    /// The GPU, and what other threads have under way. Together these steps search for all free memory.
     Streams,
     /// Libraries, other processes, and the user's code.
     Others,
 }
 
-/// What memory is taken from, and who gives some back.
+/// Where memory is taken from, and who gives some back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Step {
     /// Blocks of the cache that waited for other streams, if those are done.
@@ -56,29 +56,29 @@ pub(super) enum Step {
     Reserve,
     /// A slab that the pool lends, for a small block of a stream without pages.
     LentSlab,
-    /// What the cache has free together with its empty slabs.
+    /// The cache's free memory together with its empty slabs.
     EmptySlabs,
-    /// Free pages of another stream of the pool, where they are.
+    /// Free pages of another stream of the pool, left in place.
     PagesInPlace,
     /// Free pages within reach, moved to one place, and new ones for the rest.
     Pages,
     /// New memory of the pool's own source, if it has one.
     Segment,
-    /// The pool's streams are waited for, and what is free then is within reach.
+    /// Waits for the pool's streams; what is free then is within reach.
     PoolsStreams,
-    /// Those of pools that help others, too; from here on pages of all pools that give way are within reach.
+    /// Waits for the streams of pools that help others; from here on pages of all pools that give way are within reach.
     HelpersStreams,
-    /// Free blocks of the pool's other streams, and of pools that help others, which stay theirs.
+    /// Free blocks of the pool's other streams and of pools that help others; the blocks stay theirs.
     BlocksOfOthers,
     /// Free memory goes back to the driver, which is asked once more.
     GivenBack,
-    /// Pages of ranges that may be taken go, lowest priority first.
+    /// Discardable pages of ranges are taken, lowest priority first.
     Discarded,
-    /// All is searched again, if other threads had memory under way.
+    /// Everything is searched again if other threads had memory under way.
     Missed,
     /// Libraries' handles that no thread has are destroyed.
     IdleHandles,
-    /// Other processes give back what they can do without, and put pools to sleep that they have offered.
+    /// Other processes give back what they can do without, and put to sleep the pools that they have offered.
     Neighbours,
     /// The user's callbacks are asked to free something.
     Callbacks,
@@ -114,15 +114,15 @@ const STEPS: [(WaitsFor, Step); 27] = [
     (WaitsFor::Others, Step::Callbacks),
 ];
 
-/// What is left to a need that is larger than a limit, which a callback may raise.
+/// The steps for a need that is larger than a limit, which a callback may raise.
 const BEYOND_A_LIMIT: [Step; 2] = [Step::OwnBlocks, Step::Callbacks];
 
 /// Finds memory for a need. None if the cache that asked for it has ended: then the need must start anew.
 ///
 /// # Errors
-/// If nothing is left to try, that of a request that found no memory, or, without a request, the last refusal, for which
-/// [`is_no_memory`] holds; `ErrorKind::Asleep` or `ErrorKind::InvalidValue` if the pool of a request fell asleep or was
-/// closed; any other refusal of the driver.
+/// If nothing is left to try, the error of a request that found no memory, or, without a request, the last refusal, for
+/// which [`is_no_memory`] holds; `ErrorKind::Asleep` or `ErrorKind::InvalidValue` if the pool of a request fell asleep
+/// or was closed; any other refusal of the driver.
 pub(super) fn acquire<R>(need: Need<'_, R>) -> Result<Option<R>> {
     let (pool, bytes) = (need.pool, need.bytes);
     let refused = beyond_a_limit(pool, bytes);
@@ -155,7 +155,7 @@ struct Beginning {
 /// A need on its way through the steps.
 struct Acquisition<'a, R> {
     need: Need<'a, R>,
-    /// Whose free pages it may take.
+    /// Whose free pages the need may take.
     reach: Reach,
     /// The last refusal for want of memory.
     refused: Option<Error>,
@@ -163,12 +163,12 @@ struct Acquisition<'a, R> {
     waiting: Option<Activity>,
     /// How that part began; none inside a move of this thread.
     beginning: Option<Beginning>,
-    /// The most bytes of discardable pages that it may still take: a callback may commit what was taken anew.
+    /// The most bytes of discardable pages that the need may still take: a callback may commit taken pages again.
     left_to_discard: u64,
 }
 
 impl<R> Acquisition<'_, R> {
-    /// Returns what the first step finds that finds anything; none if no step does or the cache has ended.
+    /// Returns what the first successful step finds; none if no step finds anything or the cache has ended.
     fn take_each(&mut self, steps: impl IntoIterator<Item = Step>) -> Result<Option<R>> {
         for step in steps {
             self.refuse_out_of_service()?;
@@ -191,9 +191,9 @@ impl<R> Acquisition<'_, R> {
             Step::Discarded => return self.discard(),
             Step::Missed => return self.search_while_missed(),
             Step::IdleHandles => {
-                // Some libraries wait for the device then, which would spoil the capture.
+                // Some libraries wait for the device when a handle is destroyed, which would spoil the capture.
                 let is_captured = self.need.request.map_or(Ok(false), AllocationRequest::is_captured)?;
-                // What they held may not be known.
+                // What the handles held may not be known.
                 if !is_captured && Help::IdleHandles.give_to(self.need.pool, self.need.bytes).is_some() {
                     return self.search_again();
                 }
@@ -223,7 +223,7 @@ impl<R> Acquisition<'_, R> {
         self.need.request.is_some_and(|request| request.has_ended())
     }
 
-    /// Refuses a request to a pool that was closed or put to sleep, also meanwhile.
+    /// Refuses a request to a pool that was closed or put to sleep, also during the search.
     fn refuse_out_of_service(&self) -> Result<()> {
         let Some(request) = self.need.request else { return Ok(()) };
         let pool = request.pool();
@@ -249,8 +249,8 @@ impl<R> Acquisition<'_, R> {
         self.need.pool.source().is_pages()
     }
 
-    /// Has the need take a step, again if another thread takes what it adds; none for want of memory, which is kept as the
-    /// last refusal.
+    /// Lets the need take a step, again if another thread takes what the step adds. Returns none for want of memory,
+    /// and keeps that as the last refusal.
     fn find(&mut self, step: Step) -> Result<Option<R>> {
         let adds = !matches!(step, Step::SettledBlocks | Step::BlocksOfOthers);
         for _ in 0..MANY {
@@ -286,7 +286,7 @@ impl<R> Acquisition<'_, R> {
                 format_args!("pool {id} on {on}: no memory for {bytes} bytes, waiting for streams and trimming"),
             );
         }
-        // What other threads have under way is waited for.
+        // Waits for what other threads have under way.
         let own = || if self.need.request.is_none() { under_way.wait_with_own() } else { None };
         self.beginning =
             under_way.wait().or_else(own).map(|under_way| Beginning { under_way, traffic: self.traffic() });
@@ -302,15 +302,15 @@ impl<R> Acquisition<'_, R> {
         let _ = self.memory().end_retired(Patience::Wait);
     }
 
-    /// Gives what cannot be moved into this pool back to the driver, which can then give it to this pool. With
-    /// `no_split` the pool's own segments go only by its trim.
+    /// Gives memory that cannot be moved into this pool back to the driver, which can then give it to this pool. With
+    /// `no_split` only the pool's trim releases its own segments.
     fn give_back(&mut self) {
         self.reach.ask_again();
         let (memory, own) = (self.memory(), self.need.pool.number);
         if let Some(caches) = DeviceCaches::known(memory.location) {
             make_room(caches, |pool| (pool.number == own && !pool.no_split()) || pool.gives_way());
             if memory.is_of_host() {
-                // The limit of pinned memory is of all nodes together.
+                // The limit of pinned memory is for all nodes together.
                 for other in DeviceCaches::of_nodes().filter(|other| !std::ptr::eq(*other, caches)) {
                     make_room(other, Pool::gives_way);
                 }
@@ -325,7 +325,7 @@ impl<R> Acquisition<'_, R> {
         self.take_each([Step::Pages, Step::Segment])
     }
 
-    /// Takes discardable pages, which go back to the driver, and asks that again after each part.
+    /// Gives discardable pages back to the driver, and asks it again after each part.
     fn discard(&mut self) -> Result<Option<R>> {
         let (pool, bytes) = (self.need.pool, self.need.bytes);
         let Some(caches) = DeviceCaches::known(pool.memory.location) else { return Ok(None) };
@@ -345,7 +345,7 @@ impl<R> Acquisition<'_, R> {
         Ok(None)
     }
 
-    /// Searches once more for all that there is, as anything may have been freed: blocks of other streams, too.
+    /// Searches once more everywhere, since anything may have been freed, also blocks of other streams.
     fn search_again(&mut self) -> Result<Option<R>> {
         self.reach.ask_again();
         match self.search()? {
@@ -363,8 +363,8 @@ impl<R> Acquisition<'_, R> {
             return Ok(None);
         }
         let alone = self.memory().under_way.repeat();
-        // Not in a callback of a move: what led to it searches again itself. Who wakes a pool has a part of it under way, for
-        // which those who search alone may wait, and so does not wait for them.
+        // Not in a callback of a move: the call that led to it searches again itself. A thread that wakes a pool has a
+        // part of it under way, for which a thread that searches alone may wait; so it does not wait for that thread.
         if alone.is_none() && self.need.request.is_some() {
             return Ok(None);
         }
@@ -395,11 +395,11 @@ impl<R> Acquisition<'_, R> {
         caches.into_iter().flatten().map(traffic).sum()
     }
 
-    /// Asks other processes for memory, and the driver again, as long as some comes.
+    /// Asks other processes for memory, and then the driver again, as long as they give some.
     fn ask_neighbours(&mut self) -> Result<Option<R>> {
         for _ in 0..A_FEW {
             let Some(given) = Help::Neighbours.give_to(self.need.pool, self.need.bytes) else { break };
-            // Also where nothing came in time: it may have come since.
+            // Also if nothing came in time: memory may have come since.
             if let Some(found) = self.grow_again()? {
                 return Ok(Some(found));
             }
@@ -422,16 +422,16 @@ impl<R> Acquisition<'_, R> {
         })
     }
 
-    /// Returns the error of a request for a refusal. What needs memory for more than this explains it itself.
+    /// Returns the error of a refused request. Without a request, the caller explains the refusal itself.
     fn explained(&self, refused: Error) -> Error {
         let Need { pool, bytes, request, .. } = self.need;
         if request.is_some() { no_memory_left(pool, bytes, refused) } else { refused }
     }
 }
 
-/// Gives as much as possible back to the driver: what the pools selected by `is_meant` have free, once the GPU is done
-/// with it, and mappings of it by other processes, or of theirs by this one. A refusal does not stop the rest. It first
-/// waits for memory that other threads have under way.
+/// Gives as much as possible back to the driver: the free memory of the pools selected by `is_meant`, once the GPU is
+/// done with it, and the mappings that other processes have of this one's memory, and this one of theirs. A refusal
+/// does not stop the rest. First waits for memory that other threads have under way.
 pub(super) fn make_room(caches: &'static DeviceCaches, is_meant: impl Fn(&Pool) -> bool) {
     let _ = caches.memory.under_way.wait();
     let _ = trim_pools(caches, ThisThread::get(), Patience::Wait, is_meant);
@@ -439,23 +439,23 @@ pub(super) fn make_room(caches: &'static DeviceCaches, is_meant: impl Fn(&Pool) 
     caches.memory.elsewhere.wait_for_processes(WAIT);
 }
 
-/// Gives back what pools that help others have free on a device, after waiting for work that uses it, and asks other
-/// processes for so many bytes, which are for something else than memory of a pool, as a library's handle.
+/// Gives back what pools that give way have free on a device, after waiting for work that uses it, and asks other
+/// processes for this many bytes, which are not for a pool but, for example, for a library's handle.
 pub(crate) fn make_room_for(device: Device, bytes: u64) {
     if let Some(caches) = DeviceCaches::known(device) {
         make_room(caches, Pool::gives_way);
     }
-    // It may have no memory there yet.
+    // This process may have no memory there yet.
     settle_in(device.into());
     let _ = Help::Neighbours.give(device, bytes);
 }
 
-/// Makes new memory of a pool: of what the device has, else of what other pools and the user's callbacks give back.
+/// Makes new memory for a pool: of what the device has, else of what other pools and the user's callbacks give back.
 ///
 /// # Errors
 /// One for which [`is_no_memory`] holds if there is not enough; any other refusal of the driver.
 pub(super) fn acquire_new<R>(pool: &Arc<Pool>, bytes: u64, make: impl Fn() -> Result<R>) -> Result<R> {
-    // Where it is refused all of it is, whatever it is made of.
+    // A refusal is of all of it, whatever it is made of.
     let whole = 1;
     let take = |step, reach: &Reach| {
         if step != Step::Pages || reach.would_be_refused(whole) {

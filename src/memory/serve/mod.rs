@@ -1,5 +1,5 @@
-//! What a request does when its cache has no free block: move pages, grow, and make room when memory runs out; and how
-//! memory is freed and given back.
+//! How a request is served when its cache has no free block: pages move, the pool grows, and room is made when memory
+//! runs out; and how memory is freed and given back.
 
 mod acquire;
 mod extents;

@@ -2,9 +2,9 @@
 //! wake, so that programs can take turns on a device.
 //!
 //! Live memory is copied to pinned memory, or discarded. A sleeping heap hands out nothing, as if it were closed, and
-//! its blocks can be freed, so requests and frees need no further check. Memory goes part by part as it is copied, and
-//! only once the backup is whole. Whatever the driver refuses, the pool is afterwards either awake with all that it
-//! had, or asleep with all of its backup.
+//! its blocks can be freed, so requests and frees need no further check. Each part of the memory goes once its own
+//! copies are done. Whatever the driver refuses, the pool is afterwards either awake with all that it had, or asleep
+//! with all of its backup.
 
 mod asleep;
 mod awake;

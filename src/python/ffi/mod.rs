@@ -1,4 +1,4 @@
-//! Where Python's values become pointers, and pointers Python's values. The only folder of `python` with `unsafe`.
+//! Conversions between Python's values and pointers, in the only folder of `python` with `unsafe`.
 
 #![allow(unsafe_code)]
 

@@ -1,6 +1,5 @@
-//! NVIDIA's and AMD's drivers. What they have alike is here; what each has of its own is in `cuda.rs` and `hip.rs`. A
-//! probe opens the driver's library and looks up every function that is called, so gpupool uses exactly what it has
-//! probed.
+//! NVIDIA's and AMD's drivers. What they share is here; what only one of them has is in `cuda.rs` or `hip.rs`. A probe
+//! opens the driver's library and looks up every function that is called, so gpupool uses exactly what it has probed.
 
 mod cuda;
 mod hip;

@@ -1,10 +1,10 @@
 //! The simulated platform, for machines without a GPU and for tests.
 //!
 //! Each device has memory with real bytes, and streams whose work completes on demand. Captures follow CUDA's rules on
-//! unsafe calls. With the feature `fault-injection` every call can be made to fail, and can have a function run before
-//! it: `host.rs` has the controls. Each call first applies the rules on captures and injected faults. Then it uses what
-//! is simulated: the timeline of streams and events, the devices' memory and addresses. Two calls at once on one extent
-//! break it, as with NVIDIA's driver. The simulation uses only as much of the machine's memory as is written to.
+//! unsafe calls. With the feature `fault-injection` tests can make every call fail, or run a function before it:
+//! `host.rs` has the controls. Each call first applies the rules on captures and injected faults, then uses the
+//! simulated parts: the timeline of streams and events, the devices' memory and addresses. Two calls at once on one
+//! extent break it, as with NVIDIA's driver. The simulation uses only as much of the machine's memory as is written to.
 
 mod captures;
 mod devices;

@@ -1,4 +1,4 @@
-//! A device's memory with the pools and caches that share it. Made when first needed and never dropped.
+//! A device's memory with the pools and caches that share it. It is made when first needed, and never dropped.
 
 mod discard_list;
 mod pools;

@@ -1,10 +1,10 @@
-//! A heap: cuts the memory of its spans into blocks, best fit, and joins what becomes free.
+//! A heap cuts the memory of its spans into blocks, best fit, and joins blocks that become free.
 //!
 //! A heap works on offsets and makes no driver call: pages come by [`Heap::add_span`] and go by
 //! [`Heap::take_mappings`]. Small blocks are slots of slabs; all others are cut to size. A heap belongs to one cache,
 //! which locks it. While a heap's memory is away, the heap is asleep: its blocks stay and may be freed, and none is
-//! handed out. A sleeping heap serves requests as a closed one does, so requests need no check of their own; a thread
-//! that adds or takes memory treats it as one that has ended.
+//! handed out. A sleeping heap answers requests as a closed heap does, so requests need no check for sleep; a thread
+//! that adds or takes memory treats it as an ended heap.
 
 mod block;
 mod block_map;
