@@ -50,13 +50,10 @@ pub(in crate::memory) const SHARED_EXTENT_PARTS: u64 = 40;
 pub(in crate::memory) const ROOM: u64 = 16;
 
 /// Others' pages are moved to a heap at most for one of so many bytes that it hands out, and beyond that as many as it has;
-/// so are its own while it is alone in its pool. Programs move 1 in 100 to 1,000 (`simulated/replays.json`), random sizes of up
-/// to 64 MiB 1 in 12, and of up to 1 GiB 1 in 4.
+/// so are its own while it is alone in its pool, before it may have half more. Programs move 1 in 100 to 1,000
+/// (`simulated/replays.json`), random sizes of up to 64 MiB 1 in 12, and of up to 1 GiB 1 in 4. With a third of what it has,
+/// which six logs do not reach, variants of one of them held 1.09 (`simulated/variants.txt`).
 pub(in crate::memory) const MOVED_PARTS: u64 = 32;
-/// Beyond that part, a heap that is alone in its pool moves at most one of so many parts of what it has before it may have half
-/// more. Six logs need 0.28; random sizes up to 64 MiB settle in three to six passes, at 1.1 of what is
-/// live.
-pub(in crate::memory) const LONE_PARTS: u64 = 3;
 /// What is much, as a part. Others' pages are moved, however often, while that spares a pool as much of what its heaps have
 /// needed: less where streams all work in each step, which settle without such moves (`h200/several_streams.json`), and on
 /// simulated devices half and more where they take turns. Of what a heap beside others hands out, as much of its own may move:

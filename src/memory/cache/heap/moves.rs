@@ -6,7 +6,7 @@
 
 use super::Heap;
 use crate::memory::pool::Pool;
-use crate::memory::tuning::{LONE_PARTS, MOVED_PARTS, PAGE, SPARED_PARTS};
+use crate::memory::tuning::{MOVED_PARTS, PAGE, SPARED_PARTS};
 
 /// What a heap has needed, and the bytes that were moved for its requests.
 #[derive(Debug, Default)]
@@ -94,8 +94,7 @@ impl Heap {
         let handed_out = self.counts.handed_out();
         let since = handed_out - std::mem::replace(&mut self.moves.handed_out, handed_out);
         let is_alone = self.company(pool, 0) == Company::Alone;
-        let (parts, most) =
-            if is_alone { (MOVED_PARTS, self.mapped / LONE_PARTS) } else { (SPARED_PARTS, 2 * self.mapped) };
+        let (parts, most) = if is_alone { (MOVED_PARTS, self.mapped) } else { (SPARED_PARTS, 2 * self.mapped) };
         let own = if is_alone || !spares_much(pool, 0) { moved.own } else { 0 };
         let beyond = &mut self.moves.beyond;
         beyond.own = beyond.own.saturating_sub(since / parts) + own;
