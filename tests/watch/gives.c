@@ -294,6 +294,16 @@ static void what_a_call_has_written_to_its_options_is_not_told_again(void) {
   }
 }
 
+// Options that the driver only reads may be a program's constants.
+static void options_that_nobody_writes_to_need_not_be_writable(void) {
+  static const size_t values[2] = {64, 4096};
+  joins();
+  size_t module;
+  begin(1, MIB);
+  CHECK(!cuModuleLoadDataEx((size_t)&module, 0, 2, 0, (size_t)values, 0, 0, 0), "it failed");
+  CHECK(echo.calls == 2, "%d calls", echo.calls);
+}
+
 // The stack ends above the arguments: what a thread begins with may have nothing there.
 static void beyond_its_arguments_the_stack_is_not_looked_at(void) {
 #ifdef __x86_64__
@@ -323,6 +333,7 @@ static const Case cases[] = {
     CASE(where_there_are_two_each_is_asked_for_what_is_left), CASE(too_many_are_told_so),
     CASE(what_it_calls_itself_is_passed_by), CASE(what_another_thread_gets_at_once_is_its_own),
     CASE(what_another_thread_maps_again_at_once_is_its_own),
-    CASE(what_a_call_has_written_to_its_options_is_not_told_again), CASE(beyond_its_arguments_the_stack_is_not_looked_at)};
+    CASE(what_a_call_has_written_to_its_options_is_not_told_again),
+    CASE(options_that_nobody_writes_to_need_not_be_writable), CASE(beyond_its_arguments_the_stack_is_not_looked_at)};
 
 int main(int count, char **arguments) { return run_case(cases, sizeof cases / sizeof *cases, count, arguments); }

@@ -106,8 +106,12 @@ unsafe fn load(count: usize, values: *mut usize, pass_on: impl Fn() -> c_int) ->
     }
     needed(Place::Current, &[0; 11], || {
         for (index, &value) in before.iter().enumerate() {
-            // SAFETY: as above. The driver writes to some of them.
-            unsafe { values.add(index).write_unaligned(value) };
+            // SAFETY: as above. Those that the driver writes to can be written to; others may be constants.
+            unsafe {
+                if values.add(index).read_unaligned() != value {
+                    values.add(index).write_unaligned(value);
+                }
+            }
         }
         pass_on()
     })
