@@ -3,7 +3,9 @@
 What is C, C++ or Rust checks itself what it sees; it is in tests/watch.
 """
 
+import os
 import re
+import shutil
 import sys
 
 import pytest
@@ -148,6 +150,24 @@ device 0 {"now":>35} {"peak":>12}
   lives {"1.5 MiB":>36} {"6.5 MiB":>12}
 """
     assert re.fullmatch(expected if value == "1" else "", done.stderr), done.stderr
+
+
+@pytest.mark.usefixtures("users")
+def test_the_report_controls_no_terminal(echo):
+    name = "li\nves\x1b[31m"
+    shutil.copy(echo.folder / "lives", echo.folder / name)
+    done = echo.start(name, "it_ends_with_memory", GPUPOOL_WATCH_REPORT="1")
+    assert done.stderr.count("li?ves?[31m") == 2, done.stderr
+    assert not re.search(r"[^\n -~]", done.stderr), done.stderr
+
+
+@pytest.mark.usefixtures("users")
+def test_a_program_whose_standard_error_nobody_reads_ends_as_it_would(echo):
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = echo.start("lives", "it_ends_with_memory", GPUPOOL_WATCH_REPORT="1", stderr=writing)
+    os.close(writing)
+    assert done.returncode == 0
 
 
 @pytest.fixture
