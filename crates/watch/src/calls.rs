@@ -28,6 +28,8 @@ pub(crate) enum Place {
 pub(crate) enum Kind {
     /// `(CUdeviceptr *, size_t, ...)`
     Allocate,
+    /// The same, of a pool's memory, which is in no context.
+    AllocateInPool,
     /// `(CUdeviceptr *, size_t *pitch, size_t width, size_t height, ...)`
     AllocatePitch,
     /// `(CUdeviceptr, ...)`
@@ -195,10 +197,10 @@ calls! {
     cuMemAlloc_v2, c"cuMemAlloc", 3020, Kind::Allocate;
     cuMemAllocPitch_v2, c"cuMemAllocPitch", 3020, Kind::AllocatePitch;
     cuMemAllocManaged, c"cuMemAllocManaged", 6000, Kind::Allocate;
-    cuMemAllocAsync, c"cuMemAllocAsync", 11020, Kind::Allocate;
-    cuMemAllocAsync_ptsz, c"cuMemAllocAsync_ptsz", 11020, Kind::Allocate;
-    cuMemAllocFromPoolAsync, c"cuMemAllocFromPoolAsync", 11020, Kind::Allocate;
-    cuMemAllocFromPoolAsync_ptsz, c"cuMemAllocFromPoolAsync_ptsz", 11020, Kind::Allocate;
+    cuMemAllocAsync, c"cuMemAllocAsync", 11020, Kind::AllocateInPool;
+    cuMemAllocAsync_ptsz, c"cuMemAllocAsync_ptsz", 11020, Kind::AllocateInPool;
+    cuMemAllocFromPoolAsync, c"cuMemAllocFromPoolAsync", 11020, Kind::AllocateInPool;
+    cuMemAllocFromPoolAsync_ptsz, c"cuMemAllocFromPoolAsync_ptsz", 11020, Kind::AllocateInPool;
     cuMemFree_v2, c"cuMemFree", 3020, Kind::Free;
     cuMemFreeAsync, c"cuMemFreeAsync", 11020, Kind::Free;
     cuMemFreeAsync_ptsz, c"cuMemFreeAsync_ptsz", 11020, Kind::Free;

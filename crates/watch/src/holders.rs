@@ -14,7 +14,7 @@ use crate::report;
 #[derive(Clone, Copy)]
 pub(crate) struct Block {
     holder: (c_int, Option<FileId>),
-    /// The context in which it was allocated; 0 for physical memory, which is in none.
+    /// The context in which it was allocated; 0 for physical memory and that of pools, which are in none.
     context: usize,
     bytes: u64,
 }
@@ -206,10 +206,11 @@ impl Leaving {
         Self::Context(context, number, holders.blocks_that(|block| block.context == context))
     }
 
-    /// The blocks in a device's primary context: those in no other.
+    /// The blocks in a device's primary context: those in no context that a program has made.
     pub(crate) fn primary_context(device: c_int) -> Self {
         let holders = holders();
-        let is_meant = |block: &Block| block.holder.0 == device && !holders.contexts.contains_key(&block.context);
+        let is_in_it = |context| context != 0 && !holders.contexts.contains_key(&context);
+        let is_meant = |block: &Block| block.holder.0 == device && is_in_it(block.context);
         Self::Blocks(holders.blocks_that(is_meant))
     }
 

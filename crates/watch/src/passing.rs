@@ -146,7 +146,7 @@ unsafe fn counted(call: &Call, arguments: &Arguments, caller: usize, pass_on: im
             }
             status
         }
-        Kind::Allocate | Kind::AllocatePitch => {
+        Kind::Allocate | Kind::AllocateInPool | Kind::AllocatePitch => {
             let device = driver::current_device();
             let is_pitched = matches!(call.kind, Kind::AllocatePitch);
             let asked = if is_pitched { third.saturating_mul(fourth) } else { second };
@@ -156,7 +156,8 @@ unsafe fn counted(call: &Call, arguments: &Arguments, caller: usize, pass_on: im
                 let address = unsafe { written(first) };
                 // SAFETY: the call has written the pitch, if it writes one.
                 let bytes = if is_pitched { (unsafe { written(second) }) * fourth } else { second };
-                let context = driver::current_context();
+                let is_in_none = matches!(call.kind, Kind::AllocateInPool);
+                let context = if is_in_none { 0 } else { driver::current_context() };
                 holders::add(address, Block::new(device, context, bytes as u64, objects::caller(caller)));
             }
             status
