@@ -53,6 +53,22 @@ static void each_device_has_its_own(void) {
   IS_RIGHT(1, 0);
 }
 
+static void of_a_pool_it_is_the_pool_s_device_whichever_is_current(void) {
+  void *pool, *stream;
+  Address addresses[2];
+  use_device(1);
+  DO(cuDeviceGetMemPool(&pool, 1));
+  DO(cuStreamCreate(&stream, 0));
+  use_device(0);
+  DO(cuMemAllocFromPoolAsync(&addresses[0], MIB, pool, NULL));
+  DO(cuMemAllocAsync(&addresses[1], 2 * MIB, stream));
+  IS_RIGHT(0, 0);
+  IS_RIGHT(1, 2);
+  use_device(1);
+  for (int index = 0; index < 2; index++) DO(cuMemFreeAsync(addresses[index], stream));
+  IS_RIGHT(1, 0);
+}
+
 static void of_the_host_nothing_is_counted(void) {
   use_device(0);
   Properties properties = {1, 0, 3, 0, NULL, {0}};
@@ -255,7 +271,8 @@ static void a_thread_that_ends_leaves_what_it_took(void) {
 }
 
 static const Case cases[] = {
-    CASE(every_kind_of_allocation), CASE(each_device_has_its_own), CASE(of_the_host_nothing_is_counted),
+    CASE(every_kind_of_allocation), CASE(each_device_has_its_own), CASE(of_a_pool_it_is_the_pool_s_device_whichever_is_current),
+    CASE(of_the_host_nothing_is_counted),
     CASE(what_fails_changes_nothing), CASE(physical_memory_in_every_order), CASE(a_context_takes_its_memory_with_it),
     CASE(memory_of_pools_outlives_contexts), CASE(a_primary_context_that_others_have_too_keeps_its_memory), CASE(many_threads_at_once),
     CASE(a_thread_that_ends_leaves_what_it_took)};

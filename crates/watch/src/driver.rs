@@ -28,6 +28,7 @@ impl Asked {
 }
 
 static DEVICE: Asked = Asked::new(c"cuCtxGetDevice");
+static POINTER: Asked = Asked::new(c"cuPointerGetAttribute");
 static CONTEXT: Asked = Asked::new(c"cuCtxGetCurrent");
 static INFO: Asked = Asked::new(c"cuMemGetInfo_v2");
 static TOTAL: Asked = Asked::new(c"cuDeviceTotalMem_v2");
@@ -41,6 +42,16 @@ pub(crate) fn current_device() -> Option<c_int> {
     let call: unsafe extern "C" fn(*mut c_int) -> c_int = unsafe { mem::transmute(DEVICE.address()?) };
     // SAFETY: as above.
     (unsafe { call(&mut device) } == SUCCESS).then_some(device)
+}
+
+/// Returns the device of the memory at an address.
+pub(crate) fn device_of(address: usize) -> Option<c_int> {
+    const DEVICE_ORDINAL: c_int = 9;
+    let mut device = 0;
+    // SAFETY: the address is that of this function, which writes an int for this attribute to the place.
+    let call: unsafe extern "C" fn(*mut c_int, c_int, usize) -> c_int = unsafe { mem::transmute(POINTER.address()?) };
+    // SAFETY: as above.
+    (unsafe { call(&mut device, DEVICE_ORDINAL, address) } == SUCCESS).then_some(device)
 }
 
 /// Returns the calling thread's context; 0 without one.

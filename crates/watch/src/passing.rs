@@ -156,8 +156,10 @@ unsafe fn counted(call: &Call, arguments: &Arguments, caller: usize, pass_on: im
                 let address = unsafe { written(first) };
                 // SAFETY: the call has written the pitch, if it writes one.
                 let bytes = if is_pitched { (unsafe { written(second) }) * fourth } else { second };
-                let is_in_none = matches!(call.kind, Kind::AllocateInPool);
-                let context = if is_in_none { 0 } else { driver::current_context() };
+                let (device, context) = match call.kind {
+                    Kind::AllocateInPool => (driver::device_of(address).or(device), 0),
+                    _ => (device, driver::current_context()),
+                };
                 holders::add(address, Block::new(device, context, bytes as u64, objects::caller(caller)));
             }
             status
