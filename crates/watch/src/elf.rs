@@ -4,7 +4,7 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::mem;
+use std::mem::{self, ManuallyDrop};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -30,8 +30,42 @@ unsafe impl Sync for Kept {}
 static KEPT: Kept = Kept(UnsafeCell::new(None));
 
 /// Held while the linker is asked, of which no part asks it again.
-pub(crate) fn asking() -> RwLockReadGuard<'static, ()> {
-    ASKED.read().unwrap_or_else(PoisonError::into_inner)
+pub(crate) struct Asking {
+    asks: ManuallyDrop<RwLockReadGuard<'static, ()>>,
+    /// The signals that the thread had blocked.
+    blocked: u64,
+}
+
+/// No handler of a signal runs meanwhile: if it forked, it would wait for its own thread. Those stay that a fault raises.
+pub(crate) fn asking() -> Asking {
+    const FAULTS: [c_int; 5] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP];
+    let blocked = block(FAULTS.iter().fold(u64::MAX, |all, fault| all & !(1 << (fault - 1))));
+    Asking { asks: ManuallyDrop::new(ASKED.read().unwrap_or_else(PoisonError::into_inner)), blocked }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        // SAFETY: it is dropped once.
+        unsafe { ManuallyDrop::drop(&mut self.asks) };
+        block(self.blocked);
+    }
+}
+
+/// Blocks these signals of the thread, and no others; returns those that were blocked. The C library's function would be
+/// another's that stands in for it, as thread sanitizers do.
+fn block(signals: u64) -> u64 {
+    let mut before: u64 = 0;
+    // SAFETY: the system reads the first and writes the second.
+    unsafe {
+        libc::syscall(
+            libc::SYS_rt_sigprocmask,
+            libc::SIG_SETMASK,
+            &raw const signals,
+            &raw mut before,
+            size_of::<u64>(),
+        );
+    }
+    before
 }
 
 /// Waits until nobody asks the linker, and keeps all out.
