@@ -270,6 +270,24 @@ static void what_another_thread_maps_again_at_once_is_its_own(void) {
   HOLDS(NULL, 0, 0, 0);
 }
 
+// One that a program opens and closes stays for those who ask it.
+static void *joins_and_ends(void *library) {
+  int (*member_joins)(void) = (int (*)(void))dlsym(library, "member_joins");
+  CHECK(member_joins && member_joins(), "it cannot join");
+  return NULL;
+}
+static void who_has_joined_is_not_unloaded(void) {
+  pthread_t thread;
+  void *library = dlopen("libmember_too.so", RTLD_NOW | RTLD_LOCAL);
+  CHECK(library, "%s", dlerror());
+  pthread_create(&thread, NULL, joins_and_ends, library);
+  pthread_join(thread, NULL);
+  CHECK(!dlclose(library), "%s", dlerror());
+  member_gives = gives;
+  begin(1, MIB);
+  CHECK(!allocates(MIB) && member.asked == 1, "it was not asked");
+}
+
 // The driver writes to what it has read of some options: the size of a log becomes what was written of it.
 static struct { size_t values[2], seen[2]; int calls; } options;
 static void writes_to_options(void) {
@@ -332,7 +350,7 @@ static const Case cases[] = {
     CASE(each_function_that_takes_memory), CASE(who_gives_way_is_not_asked_again_meanwhile),
     CASE(where_there_are_two_each_is_asked_for_what_is_left), CASE(too_many_are_told_so),
     CASE(what_it_calls_itself_is_passed_by), CASE(what_another_thread_gets_at_once_is_its_own),
-    CASE(what_another_thread_maps_again_at_once_is_its_own),
+    CASE(what_another_thread_maps_again_at_once_is_its_own), CASE(who_has_joined_is_not_unloaded),
     CASE(what_a_call_has_written_to_its_options_is_not_told_again),
     CASE(options_that_nobody_writes_to_need_not_be_writable), CASE(beyond_its_arguments_the_stack_is_not_looked_at)};
 
