@@ -28,6 +28,7 @@ impl Asked {
 }
 
 static DEVICE: Asked = Asked::new(c"cuCtxGetDevice");
+static VERSION: Asked = Asked::new(c"cuDriverGetVersion");
 static POINTER: Asked = Asked::new(c"cuPointerGetAttribute");
 static CONTEXT: Asked = Asked::new(c"cuCtxGetCurrent");
 static INFO: Asked = Asked::new(c"cuMemGetInfo_v2");
@@ -42,6 +43,15 @@ pub(crate) fn current_device() -> Option<c_int> {
     let call: unsafe extern "C" fn(*mut c_int) -> c_int = unsafe { mem::transmute(DEVICE.address()?) };
     // SAFETY: as above.
     (unsafe { call(&mut device) } == SUCCESS).then_some(device)
+}
+
+/// Returns the version of CUDA that the driver came with.
+pub(crate) fn version() -> Option<c_int> {
+    let mut version = 0;
+    // SAFETY: the address is that of this function, which writes to the place.
+    let call: unsafe extern "C" fn(*mut c_int) -> c_int = unsafe { mem::transmute(VERSION.address()?) };
+    // SAFETY: as above.
+    (unsafe { call(&mut version) } == SUCCESS).then_some(version)
 }
 
 /// Returns the device of the memory at an address.
