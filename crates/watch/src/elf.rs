@@ -87,8 +87,9 @@ pub(crate) struct Object {
     base: usize,
     segments: &'static [Segment],
     name: *const c_char,
-    /// How many objects were loaded and unloaded until now.
-    pub(crate) changes: u64,
+    /// How many objects were loaded and unloaded until now. Where there are several namespaces glibc has another number for
+    /// the second, which grows with what is unloaded, too.
+    pub(crate) changes: (u64, u64),
 }
 
 /// Calls a function with each object, until it returns something. The function may not wait for memory.
@@ -102,7 +103,7 @@ pub(crate) fn each<R>(mut call: impl FnMut(Object) -> Option<R>) -> Option<R> {
         let (info, search) = unsafe { (&*info, &mut *search.cast::<Search<'_, R>>()) };
         // SAFETY: the linker keeps an object's headers while it is loaded, and nothing here keeps them longer.
         let segments = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
-        let changes = info.dlpi_adds + info.dlpi_subs;
+        let changes = (info.dlpi_adds, info.dlpi_subs);
         search.found = (search.call)(Object { base: info.dlpi_addr as usize, segments, name: info.dlpi_name, changes });
         search.found.is_some().into()
     }
