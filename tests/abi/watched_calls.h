@@ -79,6 +79,7 @@ Result cuMemAllocAsync_ptsz(Address *address, size_t bytes, void *stream) {
 Result cuMemAllocFromPoolAsync(Address *address, size_t bytes, Context *pool, void *stream) {
   CALL();
   USES_STREAM(stream);
+  if (is_node(stream, address)) return 0;
   return allocate((uintptr_t *)address, bytes, pool->device);
 }
 Result cuMemAllocFromPoolAsync_ptsz(Address *address, size_t bytes, Context *pool, void *stream) {

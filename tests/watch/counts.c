@@ -69,6 +69,25 @@ static void of_a_pool_it_is_the_pool_s_device_whichever_is_current(void) {
   IS_RIGHT(1, 0);
 }
 
+// A graph that is captured has the memory, when it runs.
+static void of_a_capture_nothing_is_counted(void) {
+  void *pool, *stream;
+  Address addresses[3];
+  use_device(0);
+  DO(cuDeviceGetMemPool(&pool, 0));
+  DO(cuStreamCreate(&stream, 0));
+  DO(cuMemAllocAsync(&addresses[0], MIB, stream));
+  double_set_capture(stream, 1);
+  DO(cuMemAllocAsync(&addresses[1], 2 * MIB, stream));
+  DO(cuMemAllocFromPoolAsync(&addresses[2], 3 * MIB, pool, stream));
+  IS_RIGHT(0, 1);
+  DO(cuMemFreeAsync(addresses[1], stream));
+  double_set_capture(stream, 0);
+  IS_RIGHT(0, 1);
+  DO(cuMemFreeAsync(addresses[0], stream));
+  IS_RIGHT(0, 0);
+}
+
 static void of_the_host_nothing_is_counted(void) {
   use_device(0);
   Properties properties = {1, 0, 3, 0, NULL, {0}};
@@ -272,7 +291,7 @@ static void a_thread_that_ends_leaves_what_it_took(void) {
 
 static const Case cases[] = {
     CASE(every_kind_of_allocation), CASE(each_device_has_its_own), CASE(of_a_pool_it_is_the_pool_s_device_whichever_is_current),
-    CASE(of_the_host_nothing_is_counted),
+    CASE(of_a_capture_nothing_is_counted), CASE(of_the_host_nothing_is_counted),
     CASE(what_fails_changes_nothing), CASE(physical_memory_in_every_order), CASE(a_context_takes_its_memory_with_it),
     CASE(memory_of_pools_outlives_contexts), CASE(a_primary_context_that_others_have_too_keeps_its_memory), CASE(many_threads_at_once),
     CASE(a_thread_that_ends_leaves_what_it_took)};

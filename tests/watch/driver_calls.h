@@ -32,6 +32,7 @@ int cuMemUnmap(Address, size_t);
 int cuDeviceGetMemPool(void **, int);
 int cuStreamCreate(void **, unsigned);
 unsigned long double_used(int);
+void double_set_capture(void *, int);
 int double_calls(const char *);
 #ifdef __cplusplus
 }

@@ -146,7 +146,7 @@ unsafe fn counted(call: &Call, arguments: &Arguments, caller: usize, pass_on: im
             }
             status
         }
-        Kind::Allocate | Kind::AllocateInPool | Kind::AllocatePitch => {
+        Kind::Allocate | Kind::AllocateInPool(_) | Kind::AllocatePitch => {
             let device = driver::current_device();
             let is_pitched = matches!(call.kind, Kind::AllocatePitch);
             let asked = if is_pitched { third.saturating_mul(fourth) } else { second };
@@ -157,7 +157,8 @@ unsafe fn counted(call: &Call, arguments: &Arguments, caller: usize, pass_on: im
                 // SAFETY: the call has written the pitch, if it writes one.
                 let bytes = if is_pitched { (unsafe { written(second) }) * fourth } else { second };
                 let (device, context) = match call.kind {
-                    Kind::AllocateInPool => (driver::device_of(address).or(device), 0),
+                    Kind::AllocateInPool(stream) if driver::is_captured(arguments[stream]) => return status,
+                    Kind::AllocateInPool(_) => (driver::device_of(address).or(device), 0),
                     _ => (device, driver::current_context()),
                 };
                 holders::add(address, Block::new(device, context, bytes as u64, objects::caller(caller)));
