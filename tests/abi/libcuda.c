@@ -294,12 +294,24 @@ Result cuMemsetD8Async(Address address, unsigned char byte, size_t bytes, void *
   USES_STREAM(stream);
   return fill(stream, (void *)address, byte, bytes);
 }
+// While a stream is captured it becomes a node of the graph, which has the memory when it runs.
+static int is_node(void *stream, Address *address) {
+  static Address last = (Address)1 << 46;
+  if (is_default(stream) || alive("stream", stream)->state != 1) return 0;
+  *address = last += PAGE;
+  return 1;
+}
 Result cuMemAllocAsync(Address *address, size_t bytes, void *stream) {
   CALL();
   USES_STREAM(stream);
+  if (is_node(stream, address)) return 0;
   return allocate((uintptr_t *)address, bytes, device_of(stream));
 }
-Result cuMemFreeAsync(Address address, void *stream) { CALL(); USES_STREAM(stream); return release(address); }
+Result cuMemFreeAsync(Address address, void *stream) {
+  CALL();
+  USES_STREAM(stream);
+  return is_node(stream, &address) ? 0 : release(address);
+}
 Result cuDeviceGetMemPool(void **pool, int device) {
   CALL();
   *pool = &contexts[device];

@@ -1,4 +1,4 @@
-// What programs call that gpupool does not, and libgpupool_watch.so counts: a part of libcuda.c, with -DFOR_WATCH.
+// What programs and libgpupool_watch.so call that gpupool does not: a part of libcuda.c, with -DFOR_WATCH.
 // Memory of a context goes with it, physical memory has as many handles as were made of it, and what a call takes that
 // nobody counts is nothing.
 
@@ -79,6 +79,7 @@ Result cuMemAllocAsync_ptsz(Address *address, size_t bytes, void *stream) {
 Result cuMemAllocFromPoolAsync(Address *address, size_t bytes, Context *pool, void *stream) {
   CALL();
   USES_STREAM(stream);
+  if (is_node(stream, address)) return 0;
   return allocate((uintptr_t *)address, bytes, pool->device);
 }
 Result cuMemAllocFromPoolAsync_ptsz(Address *address, size_t bytes, Context *pool, void *stream) {
@@ -87,6 +88,14 @@ Result cuMemAllocFromPoolAsync_ptsz(Address *address, size_t bytes, Context *poo
   return allocate((uintptr_t *)address, bytes, pool->device);
 }
 Result cuMemFreeAsync_ptsz(Address address, void *stream) { CALL(); USES_STREAM(stream); return release(address); }
+
+Result cuPointerGetAttribute(void *answer, int attribute, Address address) {
+  enum { DEVICE_ORDINAL = 9 };
+  CALL();
+  if (attribute != DEVICE_ORDINAL) wrong("attribute %d of a pointer", attribute);
+  *(int *)answer = alive("memory", (void *)address)->device;
+  return 0;
+}
 
 Result cuMemRetainAllocationHandle(Address *handle, void *address) {
   CALL();

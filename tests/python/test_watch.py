@@ -3,7 +3,9 @@
 What is C, C++ or Rust checks itself what it sees; it is in tests/watch.
 """
 
+import os
 import re
+import shutil
 import sys
 
 import pytest
@@ -100,7 +102,8 @@ def test_what_is_counted_is_what_the_driver_has_given(machine, counts, case):
 @pytest.fixture(scope="module")
 def gives(echo):
     """Return the program about those that give way."""
-    echo.build("member.c", "libmember.so")
+    for name in ("libmember.so", "libmember_too.so"):
+        echo.build("member.c", name)
     return echo.build("gives.c", "gives", as_macro(known_calls()), needs=("libmember.so", "libcuda.so.1"))
 
 
@@ -127,7 +130,7 @@ def test_memory_is_of_the_file_that_asked_for_it(echo, case):
 
 
 # How many reports a case prints, other than one.
-REPORTS = {"it_takes_none": 0}
+REPORTS = {"it_takes_none": 0, "a_handler_of_signals_ends_the_process": 0}
 
 
 @pytest.mark.usefixtures("users")
@@ -148,6 +151,24 @@ device 0 {"now":>35} {"peak":>12}
   lives {"1.5 MiB":>36} {"6.5 MiB":>12}
 """
     assert re.fullmatch(expected if value == "1" else "", done.stderr), done.stderr
+
+
+@pytest.mark.usefixtures("users")
+def test_the_report_controls_no_terminal(echo):
+    name = "li\nves\x1b[31m"
+    shutil.copy(echo.folder / "lives", echo.folder / name)
+    done = echo.start(name, "it_ends_with_memory", GPUPOOL_WATCH_REPORT="1")
+    assert done.stderr.count("li?ves?[31m") == 2, done.stderr
+    assert not re.search(r"[^\n -~]", done.stderr), done.stderr
+
+
+@pytest.mark.usefixtures("users")
+def test_a_program_whose_standard_error_nobody_reads_ends_as_it_would(echo):
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = echo.start("lives", "it_ends_with_memory", GPUPOOL_WATCH_REPORT="1", stderr=writing)
+    os.close(writing)
+    assert done.returncode == 0
 
 
 @pytest.fixture

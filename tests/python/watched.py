@@ -87,6 +87,7 @@ class Watched:
         before: tuple[str, ...] = (),
         after: tuple[str, ...] = (),
         timeout: float = 60,
+        stderr: int = subprocess.PIPE,
         **variables: str,
     ) -> subprocess.CompletedProcess[str]:
         """Run a program with the library preloaded, and others of the folder before and after it, until it ends."""
@@ -98,8 +99,9 @@ class Watched:
             **variables,
         }
         command = [str(self.folder / program), *map(str, arguments)]
+        streams = {"stdout": subprocess.PIPE, "stderr": stderr}
         return subprocess.run(
-            command, env=environment, cwd=self.folder, capture_output=True, text=True, timeout=timeout, check=False
+            command, env=environment, cwd=self.folder, **streams, text=True, timeout=timeout, check=False
         )
 
     def run(self, program: str | Path, *arguments: object, **options: object) -> str:

@@ -53,6 +53,41 @@ static void each_device_has_its_own(void) {
   IS_RIGHT(1, 0);
 }
 
+static void of_a_pool_it_is_the_pool_s_device_whichever_is_current(void) {
+  void *pool, *stream;
+  Address addresses[2];
+  use_device(1);
+  DO(cuDeviceGetMemPool(&pool, 1));
+  DO(cuStreamCreate(&stream, 0));
+  use_device(0);
+  DO(cuMemAllocFromPoolAsync(&addresses[0], MIB, pool, NULL));
+  DO(cuMemAllocAsync(&addresses[1], 2 * MIB, stream));
+  IS_RIGHT(0, 0);
+  IS_RIGHT(1, 2);
+  use_device(1);
+  for (int index = 0; index < 2; index++) DO(cuMemFreeAsync(addresses[index], stream));
+  IS_RIGHT(1, 0);
+}
+
+// A graph that is captured has the memory, when it runs.
+static void of_a_capture_nothing_is_counted(void) {
+  void *pool, *stream;
+  Address addresses[3];
+  use_device(0);
+  DO(cuDeviceGetMemPool(&pool, 0));
+  DO(cuStreamCreate(&stream, 0));
+  DO(cuMemAllocAsync(&addresses[0], MIB, stream));
+  double_set_capture(stream, 1);
+  DO(cuMemAllocAsync(&addresses[1], 2 * MIB, stream));
+  DO(cuMemAllocFromPoolAsync(&addresses[2], 3 * MIB, pool, stream));
+  IS_RIGHT(0, 1);
+  DO(cuMemFreeAsync(addresses[1], stream));
+  double_set_capture(stream, 0);
+  IS_RIGHT(0, 1);
+  DO(cuMemFreeAsync(addresses[0], stream));
+  IS_RIGHT(0, 0);
+}
+
 static void of_the_host_nothing_is_counted(void) {
   use_device(0);
   Properties properties = {1, 0, 3, 0, NULL, {0}};
@@ -179,6 +214,23 @@ static void a_context_takes_its_memory_with_it(void) {
   IS_RIGHT(0, 0);
 }
 
+// As the driver's reference has it of cuCtxDestroy and cudaDeviceReset.
+static void memory_of_pools_outlives_contexts(void) {
+  void *context;
+  Address addresses[2];
+  use_device(0);
+  DO(cuMemAllocAsync(&addresses[0], MIB, NULL));
+  DO(cuCtxCreate_v2(&context, 0, 0));
+  DO(cuMemAllocAsync(&addresses[1], 2 * MIB, NULL));
+  DO(cuCtxDestroy_v2(context));
+  use_device(0);
+  IS_RIGHT(0, 2);
+  DO(cuDevicePrimaryCtxReset_v2(0));
+  IS_RIGHT(0, 2);
+  for (int index = 0; index < 2; index++) DO(cuMemFreeAsync(addresses[index], NULL));
+  IS_RIGHT(0, 0);
+}
+
 static void a_primary_context_that_others_have_too_keeps_its_memory(void) {
   use_device(0);
   use_device(0);
@@ -238,9 +290,10 @@ static void a_thread_that_ends_leaves_what_it_took(void) {
 }
 
 static const Case cases[] = {
-    CASE(every_kind_of_allocation), CASE(each_device_has_its_own), CASE(of_the_host_nothing_is_counted),
+    CASE(every_kind_of_allocation), CASE(each_device_has_its_own), CASE(of_a_pool_it_is_the_pool_s_device_whichever_is_current),
+    CASE(of_a_capture_nothing_is_counted), CASE(of_the_host_nothing_is_counted),
     CASE(what_fails_changes_nothing), CASE(physical_memory_in_every_order), CASE(a_context_takes_its_memory_with_it),
-    CASE(a_primary_context_that_others_have_too_keeps_its_memory), CASE(many_threads_at_once),
+    CASE(memory_of_pools_outlives_contexts), CASE(a_primary_context_that_others_have_too_keeps_its_memory), CASE(many_threads_at_once),
     CASE(a_thread_that_ends_leaves_what_it_took)};
 
 int main(int count, char **arguments) { return run_case(cases, sizeof cases / sizeof *cases, count, arguments); }

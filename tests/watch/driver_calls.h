@@ -30,7 +30,9 @@ int cuMemAddressReserve(Address *, size_t, size_t, Address, Address);
 int cuMemMap(Address, size_t, size_t, Address, Address);
 int cuMemUnmap(Address, size_t);
 int cuDeviceGetMemPool(void **, int);
+int cuStreamCreate(void **, unsigned);
 unsigned long double_used(int);
+void double_set_capture(void *, int);
 int double_calls(const char *);
 #ifdef __cplusplus
 }

@@ -49,8 +49,11 @@ int cuGetProcAddress_v2(const char *, void **, int, size_t, int *);
 static const struct { const char *symbol, *name; int since; void *function; } known[] = {CALLS};
 enum { COUNT = sizeof known / sizeof *known, PER_THREAD_STREAMS = 2 };
 
+int cuDriverGetVersion(int *version) { *version = echo.version ? echo.version : 1 << 30; return 0; }
+
 static int find(const char *name, void **place, int version, size_t flags) {
   int best = -1;
+  if (echo.version && version > echo.version) version = echo.version;
   char per_thread[64];
   *place = NULL;
   for (int index = 0; index < COUNT; index++) {

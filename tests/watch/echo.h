@@ -17,6 +17,8 @@ typedef struct {
   int device;
   void *context;
   size_t free, total;
+  // The version of CUDA that the driver came with; 0 is newer than all.
+  int version;
 } Echo;
 
 extern Echo echo;

@@ -15,6 +15,7 @@ CALLS
 #define CALL(symbol, name, since) {#symbol, symbol},
 static const struct { const char *symbol; Function function; } known[] = {CALLS};
 
+extern int cuGetProcAddress(const char *, Function *, int, size_t);
 extern uint64_t (*member_gives)(int device, uint64_t bytes);
 extern int member_joins(void);
 extern void *member_finds(void *handle, const char *symbol);
@@ -270,6 +271,37 @@ static void what_another_thread_maps_again_at_once_is_its_own(void) {
   HOLDS(NULL, 0, 0, 0);
 }
 
+// A program that is newer than the driver gets what that has, whose arguments are others.
+static void an_older_driver_has_older_functions(void) {
+  joins();
+  Function create = NULL;
+  echo.version = 12040;
+  CHECK(!cuGetProcAddress("cuCtxCreate", &create, 12050, 0), "it failed");
+  begin(1, MIB);
+  size_t context, flags = 3, device = 1;
+  CHECK(!create((size_t)&context, 0, 0, flags, device, 0, 0, 0), "it failed");
+  CHECK(!strcmp(echo.symbol, "cuCtxCreate_v3"), "%s", echo.symbol);
+  CHECK(member.asked == 1 && member.device == 1, "of device %d", member.device);
+}
+
+// One that a program opens and closes stays for those who ask it.
+static void *joins_and_ends(void *library) {
+  int (*member_joins)(void) = (int (*)(void))dlsym(library, "member_joins");
+  CHECK(member_joins && member_joins(), "it cannot join");
+  return NULL;
+}
+static void who_has_joined_is_not_unloaded(void) {
+  pthread_t thread;
+  void *library = dlopen("libmember_too.so", RTLD_NOW | RTLD_LOCAL);
+  CHECK(library, "%s", dlerror());
+  pthread_create(&thread, NULL, joins_and_ends, library);
+  pthread_join(thread, NULL);
+  CHECK(!dlclose(library), "%s", dlerror());
+  member_gives = gives;
+  begin(1, MIB);
+  CHECK(!allocates(MIB) && member.asked == 1, "it was not asked");
+}
+
 // The driver writes to what it has read of some options: the size of a log becomes what was written of it.
 static struct { size_t values[2], seen[2]; int calls; } options;
 static void writes_to_options(void) {
@@ -292,6 +324,16 @@ static void what_a_call_has_written_to_its_options_is_not_told_again(void) {
     CHECK(options.seen[1] == 4096, "%d: a log of %d bytes", which, (int)options.seen[1]);
     CHECK(!values[1], "what the driver has written is gone");
   }
+}
+
+// Options that the driver only reads may be a program's constants.
+static void options_that_nobody_writes_to_need_not_be_writable(void) {
+  static const size_t values[2] = {64, 4096};
+  joins();
+  size_t module;
+  begin(1, MIB);
+  CHECK(!cuModuleLoadDataEx((size_t)&module, 0, 2, 0, (size_t)values, 0, 0, 0), "it failed");
+  CHECK(echo.calls == 2, "%d calls", echo.calls);
 }
 
 // The stack ends above the arguments: what a thread begins with may have nothing there.
@@ -322,7 +364,9 @@ static const Case cases[] = {
     CASE(each_function_that_takes_memory), CASE(who_gives_way_is_not_asked_again_meanwhile),
     CASE(where_there_are_two_each_is_asked_for_what_is_left), CASE(too_many_are_told_so),
     CASE(what_it_calls_itself_is_passed_by), CASE(what_another_thread_gets_at_once_is_its_own),
-    CASE(what_another_thread_maps_again_at_once_is_its_own),
-    CASE(what_a_call_has_written_to_its_options_is_not_told_again), CASE(beyond_its_arguments_the_stack_is_not_looked_at)};
+    CASE(what_another_thread_maps_again_at_once_is_its_own), CASE(who_has_joined_is_not_unloaded),
+    CASE(an_older_driver_has_older_functions),
+    CASE(what_a_call_has_written_to_its_options_is_not_told_again),
+    CASE(options_that_nobody_writes_to_need_not_be_writable), CASE(beyond_its_arguments_the_stack_is_not_looked_at)};
 
 int main(int count, char **arguments) { return run_case(cases, sizeof cases / sizeof *cases, count, arguments); }

@@ -4,6 +4,8 @@
 #include "echo.h"
 
 #include <pthread.h>
+#include <signal.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -133,6 +135,38 @@ static void children_of_one_whose_threads_only_ask_who_holds(void) {
   allocated(MIB);
 }
 
+// A handler of signals may fork wherever the thread is.
+static volatile int handled;
+static void forks(int signal) {
+  pid_t child = fork();
+  if (!child) _exit(0);
+  succeeds(child);
+  handled++;
+}
+static void a_handler_of_signals_forks(void) {
+  struct itimerval each_millisecond = {{0, 1000}, {0, 1000}};
+  signal(SIGALRM, forks);
+  setitimer(ITIMER_REAL, &each_millisecond, NULL);
+  while (handled < FORKS) release(allocated(MIB));
+}
+
+// Another may end the process there.
+static void ends(int signal) { exit(0); }
+static void a_handler_of_signals_ends_the_process(void) {
+  for (int turn = 0; turn < FORKS / 10; turn++) {
+    pid_t child = fork();
+    if (!child) {
+      struct itimerval soon = {{0, 0}, {0, 1000 + turn * 37}};
+      // Where it can tell what it held is chance.
+      CHECK(freopen("/dev/null", "w", stderr), "there is no such file");
+      signal(SIGALRM, ends);
+      setitimer(ITIMER_REAL, &soon, NULL);
+      while (1) release(allocated(MIB));
+    }
+    succeeds(child);
+  }
+}
+
 static char *own_path;
 static void it_becomes_another(void) {
   allocated(MIB);
@@ -158,7 +192,8 @@ static const Case cases[] = {
     CASE(children_that_find_functions_beside_threads_that_allocate), CASE(children_of_one_whose_threads_open_libraries),
     CASE(children_that_ask_who_holds_beside_threads_that_allocate),
     CASE(children_of_one_whose_threads_only_ask_who_holds),
-    CASE(it_becomes_another), CASE(it_starts_another_and_waits)};
+    CASE(a_handler_of_signals_forks),
+    CASE(a_handler_of_signals_ends_the_process), CASE(it_becomes_another), CASE(it_starts_another_and_waits)};
 
 int main(int count, char **arguments) {
   own_path = arguments[0];

@@ -90,10 +90,21 @@ static void of_a_library_that_has_been_closed(void) {
   HOLDS(NULL, 0, 0, 0);
 }
 
+// It has a driver of its own there, which nobody watches.
+static void of_a_library_in_another_namespace_nothing_is_known(void) {
+  void *library = dlmopen(LM_ID_NEWLM, "libuser_driver.so", RTLD_NOW);
+  CHECK(library, "%s", dlerror());
+  int (*allocate)(void **, size_t) = (int (*)(void **, size_t))dlsym(library, "user_allocate");
+  void *address;
+  CHECK(!allocate(&address, MIB), "it failed");
+  HOLDS(NULL, 0, 0, 0);
+  is_of("libuser_driver.so");
+}
+
 static const Case cases[] = {
     CASE(of_a_library_that_is_linked_with_the_driver), CASE(of_a_library_that_calls_the_runtime),
     CASE(of_a_library_that_calls_a_renamed_runtime), CASE(of_a_program_that_has_the_runtime_in_it),
     CASE(of_a_program_that_finds_what_is_there),
-    CASE(of_a_library_that_has_been_closed)};
+    CASE(of_a_library_that_has_been_closed), CASE(of_a_library_in_another_namespace_nothing_is_known)};
 
 int main(int count, char **arguments) { return run_case(cases, sizeof cases / sizeof *cases, count, arguments); }

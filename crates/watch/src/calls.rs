@@ -28,6 +28,9 @@ pub(crate) enum Place {
 pub(crate) enum Kind {
     /// `(CUdeviceptr *, size_t, ...)`
     Allocate,
+    /// The same, of a pool's memory, which is in no context; the stream is in this argument. While that is captured it is a
+    /// node of a graph, which has the memory.
+    AllocateInPool(usize),
     /// `(CUdeviceptr *, size_t *pitch, size_t width, size_t height, ...)`
     AllocatePitch,
     /// `(CUdeviceptr, ...)`
@@ -195,10 +198,10 @@ calls! {
     cuMemAlloc_v2, c"cuMemAlloc", 3020, Kind::Allocate;
     cuMemAllocPitch_v2, c"cuMemAllocPitch", 3020, Kind::AllocatePitch;
     cuMemAllocManaged, c"cuMemAllocManaged", 6000, Kind::Allocate;
-    cuMemAllocAsync, c"cuMemAllocAsync", 11020, Kind::Allocate;
-    cuMemAllocAsync_ptsz, c"cuMemAllocAsync_ptsz", 11020, Kind::Allocate;
-    cuMemAllocFromPoolAsync, c"cuMemAllocFromPoolAsync", 11020, Kind::Allocate;
-    cuMemAllocFromPoolAsync_ptsz, c"cuMemAllocFromPoolAsync_ptsz", 11020, Kind::Allocate;
+    cuMemAllocAsync, c"cuMemAllocAsync", 11020, Kind::AllocateInPool(2);
+    cuMemAllocAsync_ptsz, c"cuMemAllocAsync_ptsz", 11020, Kind::AllocateInPool(2);
+    cuMemAllocFromPoolAsync, c"cuMemAllocFromPoolAsync", 11020, Kind::AllocateInPool(3);
+    cuMemAllocFromPoolAsync_ptsz, c"cuMemAllocFromPoolAsync_ptsz", 11020, Kind::AllocateInPool(3);
     cuMemFree_v2, c"cuMemFree", 3020, Kind::Free;
     cuMemFreeAsync, c"cuMemFreeAsync", 11020, Kind::Free;
     cuMemFreeAsync_ptsz, c"cuMemFreeAsync_ptsz", 11020, Kind::Free;

@@ -28,6 +28,9 @@ impl Asked {
 }
 
 static DEVICE: Asked = Asked::new(c"cuCtxGetDevice");
+static VERSION: Asked = Asked::new(c"cuDriverGetVersion");
+static POINTER: Asked = Asked::new(c"cuPointerGetAttribute");
+static CAPTURING: Asked = Asked::new(c"cuStreamIsCapturing");
 static CONTEXT: Asked = Asked::new(c"cuCtxGetCurrent");
 static INFO: Asked = Asked::new(c"cuMemGetInfo_v2");
 static TOTAL: Asked = Asked::new(c"cuDeviceTotalMem_v2");
@@ -41,6 +44,36 @@ pub(crate) fn current_device() -> Option<c_int> {
     let call: unsafe extern "C" fn(*mut c_int) -> c_int = unsafe { mem::transmute(DEVICE.address()?) };
     // SAFETY: as above.
     (unsafe { call(&mut device) } == SUCCESS).then_some(device)
+}
+
+/// Returns the version of CUDA that the driver came with.
+pub(crate) fn version() -> Option<c_int> {
+    let mut version = 0;
+    // SAFETY: the address is that of this function, which writes to the place.
+    let call: unsafe extern "C" fn(*mut c_int) -> c_int = unsafe { mem::transmute(VERSION.address()?) };
+    // SAFETY: as above.
+    (unsafe { call(&mut version) } == SUCCESS).then_some(version)
+}
+
+/// Returns the device of the memory at an address.
+pub(crate) fn device_of(address: usize) -> Option<c_int> {
+    const DEVICE_ORDINAL: c_int = 9;
+    let mut device = 0;
+    // SAFETY: the address is that of this function, which writes an int for this attribute to the place.
+    let call: unsafe extern "C" fn(*mut c_int, c_int, usize) -> c_int = unsafe { mem::transmute(POINTER.address()?) };
+    // SAFETY: as above.
+    (unsafe { call(&mut device, DEVICE_ORDINAL, address) } == SUCCESS).then_some(device)
+}
+
+/// Returns whether a stream is captured. The null stream is taken not to be.
+pub(crate) fn is_captured(stream: usize) -> bool {
+    const NONE: c_int = 0;
+    let mut capture = NONE;
+    let Some(address) = CAPTURING.address().filter(|_| stream != 0) else { return false };
+    // SAFETY: the address is that of this function, which writes to the place.
+    let call: unsafe extern "C" fn(usize, *mut c_int) -> c_int = unsafe { mem::transmute(address) };
+    // SAFETY: as above, and the program has just used the stream.
+    unsafe { call(stream, &mut capture) == SUCCESS && capture != NONE }
 }
 
 /// Returns the calling thread's context; 0 without one.

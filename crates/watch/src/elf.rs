@@ -4,7 +4,7 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::mem;
+use std::mem::{self, ManuallyDrop};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -30,8 +30,42 @@ unsafe impl Sync for Kept {}
 static KEPT: Kept = Kept(UnsafeCell::new(None));
 
 /// Held while the linker is asked, of which no part asks it again.
-pub(crate) fn asking() -> RwLockReadGuard<'static, ()> {
-    ASKED.read().unwrap_or_else(PoisonError::into_inner)
+pub(crate) struct Asking {
+    asks: ManuallyDrop<RwLockReadGuard<'static, ()>>,
+    /// The signals that the thread had blocked.
+    blocked: u64,
+}
+
+/// No handler of a signal runs meanwhile: if it forked, it would wait for its own thread. Those stay that a fault raises.
+pub(crate) fn asking() -> Asking {
+    const FAULTS: [c_int; 5] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP];
+    let blocked = block(FAULTS.iter().fold(u64::MAX, |all, fault| all & !(1 << (fault - 1))));
+    Asking { asks: ManuallyDrop::new(ASKED.read().unwrap_or_else(PoisonError::into_inner)), blocked }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        // SAFETY: it is dropped once.
+        unsafe { ManuallyDrop::drop(&mut self.asks) };
+        block(self.blocked);
+    }
+}
+
+/// Blocks these signals of the thread, and no others; returns those that were blocked. The C library's function would be
+/// another's that stands in for it, as thread sanitizers do.
+fn block(signals: u64) -> u64 {
+    let mut before: u64 = 0;
+    // SAFETY: the system reads the first and writes the second.
+    unsafe {
+        libc::syscall(
+            libc::SYS_rt_sigprocmask,
+            libc::SIG_SETMASK,
+            &raw const signals,
+            &raw mut before,
+            size_of::<u64>(),
+        );
+    }
+    before
 }
 
 /// Waits until nobody asks the linker, and keeps all out.
@@ -53,8 +87,9 @@ pub(crate) struct Object {
     base: usize,
     segments: &'static [Segment],
     name: *const c_char,
-    /// How many objects were loaded and unloaded until now.
-    pub(crate) changes: u64,
+    /// How many objects were loaded and unloaded until now. Where there are several namespaces glibc has another number for
+    /// the second, which grows with what is unloaded, too.
+    pub(crate) changes: (u64, u64),
 }
 
 /// Calls a function with each object, until it returns something. The function may not wait for memory.
@@ -68,7 +103,7 @@ pub(crate) fn each<R>(mut call: impl FnMut(Object) -> Option<R>) -> Option<R> {
         let (info, search) = unsafe { (&*info, &mut *search.cast::<Search<'_, R>>()) };
         // SAFETY: the linker keeps an object's headers while it is loaded, and nothing here keeps them longer.
         let segments = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
-        let changes = info.dlpi_adds + info.dlpi_subs;
+        let changes = (info.dlpi_adds, info.dlpi_subs);
         search.found = (search.call)(Object { base: info.dlpi_addr as usize, segments, name: info.dlpi_name, changes });
         search.found.is_some().into()
     }

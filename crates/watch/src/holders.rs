@@ -4,6 +4,8 @@
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 use crate::fork;
 use crate::members::Tell;
@@ -14,7 +16,7 @@ use crate::report;
 #[derive(Clone, Copy)]
 pub(crate) struct Block {
     holder: (c_int, Option<FileId>),
-    /// The context in which it was allocated; 0 for physical memory, which is in none.
+    /// The context in which it was allocated; 0 for physical memory and that of pools, which are in none.
     context: usize,
     bytes: u64,
 }
@@ -85,6 +87,19 @@ static HOLDERS: Mutex<Holders> = Mutex::new(Holders {
 /// Held for a few operations on lists alone.
 fn holders() -> MutexGuard<'static, Holders> {
     HOLDERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns whether what is counted can be read: not by a signal's handler that ends the process in the middle of a change.
+pub(crate) fn can_be_read() -> bool {
+    // Other threads need no longer than that.
+    const TRIES: u32 = 100;
+    (0..TRIES).any(|_| {
+        let is_free = HOLDERS.try_lock().is_ok();
+        if !is_free {
+            thread::sleep(Duration::from_millis(1));
+        }
+        is_free
+    })
 }
 
 impl Holders {
@@ -206,10 +221,11 @@ impl Leaving {
         Self::Context(context, number, holders.blocks_that(|block| block.context == context))
     }
 
-    /// The blocks in a device's primary context: those in no other.
+    /// The blocks in a device's primary context: those in no context that a program has made.
     pub(crate) fn primary_context(device: c_int) -> Self {
         let holders = holders();
-        let is_meant = |block: &Block| block.holder.0 == device && !holders.contexts.contains_key(&block.context);
+        let is_in_it = |context| context != 0 && !holders.contexts.contains_key(&context);
+        let is_meant = |block: &Block| block.holder.0 == device && is_in_it(block.context);
         Self::Blocks(holders.blocks_that(is_meant))
     }
 

@@ -9,7 +9,7 @@ use std::ptr;
 
 use crate::calls::Call;
 use crate::elf::{self, Known, Object};
-use crate::{members, objects};
+use crate::{driver, members, objects};
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
@@ -211,6 +211,8 @@ fn without_error(found: usize) -> usize {
 pub(crate) unsafe fn replace(name: *const c_char, place: *mut usize, version: c_int) {
     // SAFETY: the call has taken the name, and written to the place unless that is null.
     let (name, Some(address)) = (unsafe { (CStr::from_ptr(name), place.as_mut()) }) else { return };
+    // A driver that is older than the program has nothing newer than itself.
+    let version = driver::version().map_or(version, |own| own.min(version));
     if let Some(call) = Call::of_name(name, version)
         && *address != 0
     {

@@ -2,6 +2,7 @@
 //! this library by its one table, [`gpupool_watch`].
 
 use std::ffi::{c_char, c_int, c_void};
+use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
@@ -59,6 +60,7 @@ static MEMBERS: [Member; 8] = [const {
 
 unsafe extern "C" fn join(give_way: GiveWay, reserved: Reserved) -> c_int {
     let address = give_way as usize;
+    keep(address);
     let range = elf::each(|object| Some(object.range()).filter(|range| range.contains(&address)));
     let Range { start, end } = range.unwrap_or(address..address + 1);
     for member in &MEMBERS {
@@ -71,6 +73,17 @@ unsafe extern "C" fn join(give_way: GiveWay, reserved: Reserved) -> c_int {
         }
     }
     0
+}
+
+/// Keeps the object loaded that has an address, whoever closes it.
+fn keep(address: usize) {
+    let mut found = MaybeUninit::<libc::Dl_info>::uninit();
+    // SAFETY: `dladdr` fills the place in where it finds an object, whose name is a string; that is there, and so only kept.
+    unsafe {
+        if libc::dladdr(address as *const c_void, found.as_mut_ptr()) != 0 {
+            libc::dlopen(found.assume_init().dli_fname, libc::RTLD_LAZY | libc::RTLD_NOLOAD | libc::RTLD_NODELETE);
+        }
+    }
 }
 
 /// Returns whether an address is in the object of one of them.

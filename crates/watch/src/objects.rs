@@ -13,14 +13,14 @@ pub(crate) struct FileId(usize);
 
 struct Objects {
     /// How many were loaded and unloaded by then.
-    changes: u64,
+    changes: (u64, u64),
     /// The addresses of each, and its file; none of those that call for others.
     ranges: Vec<(Range<usize>, Option<FileId>)>,
     /// Paths, also of files that were unloaded.
     files: Vec<CString>,
 }
 
-static OBJECTS: RwLock<Objects> = RwLock::new(Objects { changes: 0, ranges: Vec::new(), files: Vec::new() });
+static OBJECTS: RwLock<Objects> = RwLock::new(Objects { changes: (0, 0), ranges: Vec::new(), files: Vec::new() });
 
 /// Those that call for others, by how their files' names begin. Wheels have a runtime with a digest in its name.
 const FOR_OTHERS: [&[u8]; 4] = [b"libcuda.so", b"libcudart.so", b"libcudart-", b"libgpupool_watch.so"];
@@ -52,7 +52,7 @@ const NAMES: [(&[u8], &CStr); 21] = [
 
 /// Returns the file that a call was made for which returns to an address; none if none is known.
 pub(crate) fn caller(address: usize) -> Option<FileId> {
-    let changes = elf::each(|object| Some(object.changes)).unwrap_or(0);
+    let changes = elf::each(|object| Some(object.changes)).unwrap_or_default();
     let is_known = OBJECTS.read().unwrap_or_else(PoisonError::into_inner).changes == changes;
     if !is_known {
         look_again();
@@ -71,7 +71,7 @@ pub(crate) fn caller(address: usize) -> Option<FileId> {
 
 /// Takes up what is loaded now. The linker's lock and this list's are not held together.
 fn look_again() {
-    let (mut changes, mut loaded, mut paths) = (0, Vec::<(Range<usize>, Range<usize>)>::new(), Vec::new());
+    let (mut changes, mut loaded, mut paths) = ((0, 0), Vec::<(Range<usize>, Range<usize>)>::new(), Vec::new());
     // While the linker is asked there is no more room to be had for what it tells.
     loop {
         let (mut count, mut length) = (0, 0);

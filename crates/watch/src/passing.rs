@@ -106,8 +106,12 @@ unsafe fn load(count: usize, values: *mut usize, pass_on: impl Fn() -> c_int) ->
     }
     needed(Place::Current, &[0; 11], || {
         for (index, &value) in before.iter().enumerate() {
-            // SAFETY: as above. The driver writes to some of them.
-            unsafe { values.add(index).write_unaligned(value) };
+            // SAFETY: as above. Those that the driver writes to can be written to; others may be constants.
+            unsafe {
+                if values.add(index).read_unaligned() != value {
+                    values.add(index).write_unaligned(value);
+                }
+            }
         }
         pass_on()
     })
@@ -142,7 +146,7 @@ unsafe fn counted(call: &Call, arguments: &Arguments, caller: usize, pass_on: im
             }
             status
         }
-        Kind::Allocate | Kind::AllocatePitch => {
+        Kind::Allocate | Kind::AllocateInPool(_) | Kind::AllocatePitch => {
             let device = driver::current_device();
             let is_pitched = matches!(call.kind, Kind::AllocatePitch);
             let asked = if is_pitched { third.saturating_mul(fourth) } else { second };
@@ -152,7 +156,11 @@ unsafe fn counted(call: &Call, arguments: &Arguments, caller: usize, pass_on: im
                 let address = unsafe { written(first) };
                 // SAFETY: the call has written the pitch, if it writes one.
                 let bytes = if is_pitched { (unsafe { written(second) }) * fourth } else { second };
-                let context = driver::current_context();
+                let (device, context) = match call.kind {
+                    Kind::AllocateInPool(stream) if driver::is_captured(arguments[stream]) => return status,
+                    Kind::AllocateInPool(_) => (driver::device_of(address).or(device), 0),
+                    _ => (device, driver::current_context()),
+                };
                 holders::add(address, Block::new(device, context, bytes as u64, objects::caller(caller)));
             }
             status

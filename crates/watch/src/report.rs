@@ -1,8 +1,11 @@
 //! The report of a program that asked for it by `GPUPOOL_WATCH_REPORT`, on standard error as it ends: before the driver's own
 //! end, so that NVML still counts the process.
 
+use std::ffi::OsStr;
 use std::fmt::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::Once;
+use std::{mem, ptr};
 
 use crate::{driver, fork, holders, members, objects};
 
@@ -23,12 +26,12 @@ pub(crate) fn prepare() {
 
 extern "C" fn write() {
     // A child ends as its parent would, whose report it is.
-    if fork::is_forked() {
+    if fork::is_forked() || !holders::can_be_read() {
         return;
     }
     let mut text = String::new();
     let program = std::env::args_os().next().unwrap_or_default();
-    let _ = writeln!(text, "gpupool: GPU memory of {} (process {})", program.to_string_lossy(), std::process::id());
+    let _ = writeln!(text, "gpupool: GPU memory of {} (process {})", printable(&program), std::process::id());
     for (device, given) in holders::devices() {
         let _ = writeln!(text, "device {device:<24} {:>12} {:>12}", "now", "peak");
         let reserved = members::reserved(device);
@@ -38,8 +41,7 @@ extern "C" fn write() {
         }
         for (file, held) in holders::of(device) {
             known += held.bytes;
-            let name = objects::names(file).0;
-            let name = name.to_string_lossy();
+            let name = printable(OsStr::from_bytes(objects::names(file).0.to_bytes()));
             let _ = writeln!(text, "  {name:<29} {:>12} {:>12}", size(held.bytes), size(held.peak));
         }
         // What is left over of NVML's count.
@@ -51,8 +53,19 @@ extern "C" fn write() {
             let _ = writeln!(text, "  gpupool gave {} back for calls that had failed, {times}", size(given.bytes));
         }
     }
-    // SAFETY: the bytes are the text's. What cannot be written is not.
-    unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
+    // SAFETY: zeros are an action. The bytes are the text's; what cannot be written is not, and no signal ends the program.
+    unsafe {
+        let (mut ignore, mut former): (libc::sigaction, libc::sigaction) = (mem::zeroed(), mem::zeroed());
+        ignore.sa_sigaction = libc::SIG_IGN;
+        libc::sigaction(libc::SIGPIPE, &ignore, &mut former);
+        libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len());
+        libc::sigaction(libc::SIGPIPE, &former, ptr::null_mut());
+    }
+}
+
+/// Returns a name without what controls a terminal.
+fn printable(name: &OsStr) -> String {
+    name.to_string_lossy().replace(char::is_control, "?")
 }
 
 /// Returns a size as text, in the unit that fits.
