@@ -122,7 +122,8 @@ static void without_anybody_the_driver_is_asked_once(void) {
 static void each_function_that_takes_memory(void) {
   static const char *const of_device_1[] = {
       "cuMemCreate", "cuCtxCreate_v2", "cuCtxCreate_v3", "cuCtxCreate_v4", "cuDevicePrimaryCtxRetain",
-      "cuGreenCtxCreate", "cuKernelGetAttribute", "cuKernelSetAttribute"};
+      "cuGreenCtxCreate", "cuKernelGetAttribute", "cuKernelSetAttribute", "cuMemAllocAsync", "cuMemAllocAsync_ptsz",
+      "cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync_ptsz"};
   static const char *const give_back[] = {"Free", "Release", "Unmap", "Map", "Retain", "Trim", "Destroy", "Reset"};
   joins();
   for (size_t index = 0; index < sizeof known / sizeof *known; index++) {
@@ -134,7 +135,7 @@ static void each_function_that_takes_memory(void) {
     size_t place[8] = {0}, pitch = 4096;
     Properties properties = {1, 0, 1, 1, NULL, {0}};
     begin(1, MIB);
-    // Each that asks for a device has it as another argument.
+    // Each that asks for a device has it as another argument, or as its stream's.
     size_t second = !strcmp(symbol, "cuDevicePrimaryCtxRetain") ? 1 : strstr(symbol, "Pitch") ? (size_t)&pitch : 4096;
     size_t third = !strcmp(symbol, "cuMemCreate") ? (size_t)&properties : 1;
     // As many options as an argument says.

@@ -28,8 +28,8 @@ pub(crate) enum Place {
 pub(crate) enum Kind {
     /// `(CUdeviceptr *, size_t, ...)`
     Allocate,
-    /// The same, of a pool's memory, which is in no context; the stream is in this argument. While that is captured it is a
-    /// node of a graph, which has the memory.
+    /// The same, of a pool's memory, which is in no context; the stream is in this argument, and has a device. While that is
+    /// captured it is a node of a graph, which has the memory.
     AllocateInPool(usize),
     /// `(CUdeviceptr *, size_t *pitch, size_t width, size_t height, ...)`
     AllocatePitch,

@@ -29,6 +29,7 @@ impl Asked {
 
 static DEVICE: Asked = Asked::new(c"cuCtxGetDevice");
 static VERSION: Asked = Asked::new(c"cuDriverGetVersion");
+static STREAM: Asked = Asked::new(c"cuStreamGetDevice");
 static POINTER: Asked = Asked::new(c"cuPointerGetAttribute");
 static CAPTURING: Asked = Asked::new(c"cuStreamIsCapturing");
 static CONTEXT: Asked = Asked::new(c"cuCtxGetCurrent");
@@ -53,6 +54,17 @@ pub(crate) fn version() -> Option<c_int> {
     let call: unsafe extern "C" fn(*mut c_int) -> c_int = unsafe { mem::transmute(VERSION.address()?) };
     // SAFETY: as above.
     (unsafe { call(&mut version) } == SUCCESS).then_some(version)
+}
+
+/// Returns the device of a stream: that of the thread's context for the null stream, and where the driver cannot say it,
+/// which it can from CUDA 12.8 on.
+pub(crate) fn device_of_stream(stream: usize) -> Option<c_int> {
+    let Some(address) = STREAM.address().filter(|_| stream != 0) else { return current_device() };
+    let mut device = 0;
+    // SAFETY: the address is that of this function, which writes to the place.
+    let call: unsafe extern "C" fn(usize, *mut c_int) -> c_int = unsafe { mem::transmute(address) };
+    // SAFETY: as above, and the program uses the stream.
+    if unsafe { call(stream, &mut device) } == SUCCESS { Some(device) } else { current_device() }
 }
 
 /// Returns the device of the memory at an address.

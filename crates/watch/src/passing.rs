@@ -147,7 +147,10 @@ unsafe fn counted(call: &Call, arguments: &Arguments, caller: usize, pass_on: im
             status
         }
         Kind::Allocate | Kind::AllocateInPool(_) | Kind::AllocatePitch => {
-            let device = driver::current_device();
+            let device = match call.kind {
+                Kind::AllocateInPool(stream) => driver::device_of_stream(arguments[stream]),
+                _ => driver::current_device(),
+            };
             let is_pitched = matches!(call.kind, Kind::AllocatePitch);
             let asked = if is_pitched { third.saturating_mul(fourth) } else { second };
             let status = given_way(pass_on(), device, asked as u64, pass_on);
