@@ -285,6 +285,19 @@ static void an_older_driver_has_older_functions(void) {
   CHECK(member.asked == 1 && member.device == 1, "of device %d", member.device);
 }
 
+// Nor is what an older driver lacks asked for at each call: that would be the program's error, and wait for the linker.
+static void what_the_driver_lacks_is_not_told(void) {
+  begin(1, 0);
+  echo.status = 0;
+  size_t place;
+  for (int turn = 0; turn < 2; turn++) {
+    dlerror();
+    CHECK(!cuMemAllocAsync((size_t)&place, MIB, 1, 0, 0, 0, 0, 0), "it failed");
+    const char *error = dlerror();
+    CHECK(!error, "turn %d: %s", turn, error);
+  }
+}
+
 // One that a program opens and closes stays for those who ask it.
 static void *joins_and_ends(void *library) {
   int (*member_joins)(void) = (int (*)(void))dlsym(library, "member_joins");
@@ -366,7 +379,7 @@ static const Case cases[] = {
     CASE(where_there_are_two_each_is_asked_for_what_is_left), CASE(too_many_are_told_so),
     CASE(what_it_calls_itself_is_passed_by), CASE(what_another_thread_gets_at_once_is_its_own),
     CASE(what_another_thread_maps_again_at_once_is_its_own), CASE(who_has_joined_is_not_unloaded),
-    CASE(an_older_driver_has_older_functions),
+    CASE(an_older_driver_has_older_functions), CASE(what_the_driver_lacks_is_not_told),
     CASE(what_a_call_has_written_to_its_options_is_not_told_again),
     CASE(options_that_nobody_writes_to_need_not_be_writable), CASE(beyond_its_arguments_the_stack_is_not_looked_at)};
 

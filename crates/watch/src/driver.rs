@@ -2,9 +2,10 @@
 
 use std::ffi::{CStr, c_char, c_int};
 use std::mem;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::elf::Known;
-use crate::lookup::of_driver;
+use crate::lookup::of_driver_or;
 
 pub(crate) const SUCCESS: c_int = 0;
 pub(crate) const OUT_OF_MEMORY: c_int = 2;
@@ -15,15 +16,20 @@ pub(crate) const NOT_FOUND: c_int = 500;
 struct Asked {
     symbol: &'static CStr,
     address: Known,
+    /// An older driver lacks it: at each call it would be looked for in vain, under the linker's lock.
+    is_missing: AtomicBool,
 }
 
 impl Asked {
     const fn new(symbol: &'static CStr) -> Self {
-        Self { symbol, address: Known::new() }
+        Self { symbol, address: Known::new(), is_missing: AtomicBool::new(false) }
     }
 
     fn address(&self) -> Option<usize> {
-        self.address.get_or(|| of_driver(self.symbol))
+        if self.is_missing.load(Ordering::Relaxed) {
+            return None;
+        }
+        self.address.get_or(|| of_driver_or(self.symbol, || self.is_missing.store(true, Ordering::Relaxed)))
     }
 }
 

@@ -145,9 +145,25 @@ pub(crate) fn behind_us(symbol: &CStr) -> Option<usize> {
 
 /// Returns a function of the driver that is loaded, as by a handle of it: also where no other object sees it.
 pub(crate) fn of_driver(symbol: &CStr) -> Option<usize> {
+    ask(driver()?, symbol, None)
+}
+
+/// The same for what no program has asked for, which is told of no error; calls a function if the driver is loaded and
+/// lacks it.
+pub(crate) fn of_driver_or(symbol: &CStr, is_missing: impl FnOnce()) -> Option<usize> {
+    let driver = driver()?;
+    ask(driver, symbol, None).or_else(|| {
+        without_error(0);
+        is_missing();
+        None
+    })
+}
+
+/// Returns a handle of the driver, if it is loaded.
+fn driver() -> Option<*mut c_void> {
     // SAFETY: the driver is opened only if it is there, and stays open.
     let driver = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
-    if driver.is_null() { None } else { ask(driver, symbol, None) }
+    (!driver.is_null()).then_some(driver)
 }
 
 unsafe extern "C" fn find(handle: *mut c_void, name: *const c_char, _third: usize, caller: usize) -> Found {
