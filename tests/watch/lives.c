@@ -150,6 +150,31 @@ static void a_handler_of_signals_forks(void) {
   while (handled < FORKS) release(allocated(MIB));
 }
 
+// What arrives meanwhile is handled before a fork has returned.
+static void a_handler_of_signals_forks_in_the_middle_of_a_fork(void) {
+  struct itimerval each_millisecond = {{0, 1000}, {0, 1000}};
+  signal(SIGALRM, forks);
+  setitimer(ITIMER_REAL, &each_millisecond, NULL);
+  while (handled < FORKS) {
+    pid_t child = fork();
+    if (!child) _exit(0);
+    succeeds(child);
+  }
+}
+
+// A program may wait for any signal, also one that a fault raises otherwise.
+static void what_a_program_has_blocked_stays_so(void) {
+  sigset_t all, now;
+  int signal;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, NULL);
+  raise(SIGTRAP);
+  release(allocated(MIB));
+  pthread_sigmask(SIG_SETMASK, NULL, &now);
+  CHECK(sigismember(&now, SIGTRAP) && sigismember(&now, SIGALRM), "it is blocked no more");
+  CHECK(!sigwait(&all, &signal) && signal == SIGTRAP, "signal %d", signal);
+}
+
 // Another may end the process there.
 static void ends(int signal) { exit(0); }
 static void a_handler_of_signals_ends_the_process(void) {
@@ -192,8 +217,9 @@ static const Case cases[] = {
     CASE(children_that_find_functions_beside_threads_that_allocate), CASE(children_of_one_whose_threads_open_libraries),
     CASE(children_that_ask_who_holds_beside_threads_that_allocate),
     CASE(children_of_one_whose_threads_only_ask_who_holds),
-    CASE(a_handler_of_signals_forks),
-    CASE(a_handler_of_signals_ends_the_process), CASE(it_becomes_another), CASE(it_starts_another_and_waits)};
+    CASE(a_handler_of_signals_forks), CASE(a_handler_of_signals_forks_in_the_middle_of_a_fork),
+    CASE(what_a_program_has_blocked_stays_so), CASE(a_handler_of_signals_ends_the_process),
+    CASE(it_becomes_another), CASE(it_starts_another_and_waits)};
 
 int main(int count, char **arguments) {
   own_path = arguments[0];

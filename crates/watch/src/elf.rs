@@ -22,7 +22,8 @@ const DT_GNU_HASH: usize = 0x6fff_fef5;
 /// waits for memory meanwhile: another's handler of the same fork may have locked what gives it.
 static ASKED: RwLock<()> = RwLock::new(());
 
-struct Kept(UnsafeCell<Option<RwLockWriteGuard<'static, ()>>>);
+/// What is held across a fork, and the signals that the thread had blocked.
+struct Kept(UnsafeCell<Option<(RwLockWriteGuard<'static, ()>, u64)>>);
 
 // SAFETY: it is used only by the thread that holds the lock.
 unsafe impl Sync for Kept {}
@@ -38,8 +39,7 @@ pub(crate) struct Asking {
 
 /// No handler of a signal runs meanwhile: if it forked, it would wait for its own thread. Those stay that a fault raises.
 pub(crate) fn asking() -> Asking {
-    const FAULTS: [c_int; 5] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP];
-    let blocked = block(FAULTS.iter().fold(u64::MAX, |all, fault| all & !(1 << (fault - 1))));
+    let blocked = block();
     Asking { asks: ManuallyDrop::new(ASKED.read().unwrap_or_else(PoisonError::into_inner)), blocked }
 }
 
@@ -47,38 +47,48 @@ impl Drop for Asking {
     fn drop(&mut self) {
         // SAFETY: it is dropped once.
         unsafe { ManuallyDrop::drop(&mut self.asks) };
-        block(self.blocked);
+        unblock(self.blocked);
     }
 }
 
-/// Blocks these signals of the thread, and no others; returns those that were blocked. The C library's function would be
-/// another's that stands in for it, as thread sanitizers do.
-fn block(signals: u64) -> u64 {
+/// Blocks the thread's signals, but for those that a fault raises; returns those that were blocked.
+fn block() -> u64 {
+    const FAULTS: [c_int; 5] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP];
+    change_signals(libc::SIG_BLOCK, FAULTS.iter().fold(u64::MAX, |all, fault| all & !(1 << (fault - 1))))
+}
+
+/// Has these signals of the thread blocked, and no others.
+fn unblock(blocked: u64) {
+    change_signals(libc::SIG_SETMASK, blocked);
+}
+
+/// Returns the signals that were blocked. The C library's function would be another's that stands in for it, as thread
+/// sanitizers do.
+fn change_signals(how: c_int, signals: u64) -> u64 {
     let mut before: u64 = 0;
     // SAFETY: the system reads the first and writes the second.
     unsafe {
-        libc::syscall(
-            libc::SYS_rt_sigprocmask,
-            libc::SIG_SETMASK,
-            &raw const signals,
-            &raw mut before,
-            size_of::<u64>(),
-        );
+        libc::syscall(libc::SYS_rt_sigprocmask, how, &raw const signals, &raw mut before, size_of::<u64>());
     }
     before
 }
 
-/// Waits until nobody asks the linker, and keeps all out.
+/// Waits until nobody asks the linker, and keeps all out. A handler of a signal that asks or forks would
+/// wait for its own thread: none runs until that ends.
 pub(crate) fn keep_out() {
+    let blocked = block();
     let kept = ASKED.write().unwrap_or_else(PoisonError::into_inner);
     // SAFETY: the thread holds the lock.
-    unsafe { *KEPT.0.get() = Some(kept) };
+    unsafe { *KEPT.0.get() = Some((kept, blocked)) };
 }
 
 /// Ends that, on the same thread.
 pub(crate) fn let_in() {
     // SAFETY: the thread holds the lock.
-    drop(unsafe { (*KEPT.0.get()).take() });
+    if let Some((kept, blocked)) = unsafe { (*KEPT.0.get()).take() } {
+        drop(kept);
+        unblock(blocked);
+    }
 }
 
 /// An object in the order in which they were loaded, which is the order in which the linker looks for a symbol.
