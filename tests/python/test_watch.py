@@ -134,6 +134,7 @@ REPORTS = {
     "it_takes_none": 0,
     "a_handler_of_signals_forks_in_the_middle_of_a_fork": 0,
     "a_handler_of_signals_ends_the_process": 0,
+    "a_handler_of_signals_ends_the_process_where_memory_is_taken": 0,
 }
 
 

@@ -192,6 +192,34 @@ static void a_handler_of_signals_ends_the_process(void) {
   }
 }
 
+// It may do so where memory of the host is taken.
+extern void *__libc_malloc(size_t);
+static int more;
+void *malloc(size_t bytes) {
+  if (more && !--more) raise(SIGALRM);
+  return __libc_malloc(bytes);
+}
+static void a_handler_of_signals_ends_the_process_where_memory_is_taken(void) {
+  int is_more = 1;
+  for (int turn = 1; is_more; turn++) {
+    pid_t child = fork();
+    if (!child) {
+      CHECK(freopen("/dev/null", "w", stderr), "there is no such file");
+      allocated(MIB);
+      // Of what is loaded it takes a list anew.
+      CHECK(dlopen("libuser_driver.so", RTLD_NOW | RTLD_LOCAL), "%s", dlerror());
+      signal(SIGALRM, ends);
+      more = turn;
+      allocated(MIB);
+      _exit(9);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child, "it is gone");
+    is_more = WEXITSTATUS(status) != 9;
+    CHECK(!status || !is_more, "status %#x", status);
+  }
+}
+
 static char *own_path;
 static void it_becomes_another(void) {
   allocated(MIB);
@@ -219,7 +247,7 @@ static const Case cases[] = {
     CASE(children_of_one_whose_threads_only_ask_who_holds),
     CASE(a_handler_of_signals_forks), CASE(a_handler_of_signals_forks_in_the_middle_of_a_fork),
     CASE(what_a_program_has_blocked_stays_so), CASE(a_handler_of_signals_ends_the_process),
-    CASE(it_becomes_another), CASE(it_starts_another_and_waits)};
+    CASE(a_handler_of_signals_ends_the_process_where_memory_is_taken), CASE(it_becomes_another), CASE(it_starts_another_and_waits)};
 
 int main(int count, char **arguments) {
   own_path = arguments[0];

@@ -4,8 +4,6 @@
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread;
-use std::time::Duration;
 
 use crate::fork;
 use crate::members::Tell;
@@ -89,17 +87,9 @@ fn holders() -> MutexGuard<'static, Holders> {
     HOLDERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns whether what is counted can be read: not by a signal's handler that ends the process in the middle of a change.
-pub(crate) fn can_be_read() -> bool {
-    // Other threads need no longer than that.
-    const TRIES: u32 = 100;
-    (0..TRIES).any(|_| {
-        let is_free = HOLDERS.try_lock().is_ok();
-        if !is_free {
-            thread::sleep(Duration::from_millis(1));
-        }
-        is_free
-    })
+/// Returns whether nobody is in the middle of a change.
+pub(crate) fn is_free() -> bool {
+    HOLDERS.try_lock().is_ok()
 }
 
 impl Holders {

@@ -69,6 +69,11 @@ pub(crate) fn caller(address: usize) -> Option<FileId> {
     found
 }
 
+/// Returns whether nobody is in the middle of a change.
+pub(crate) fn is_free() -> bool {
+    OBJECTS.try_read().is_ok()
+}
+
 /// Takes up what is loaded now. The linker's lock and this list's are not held together.
 fn look_again() {
     let (mut changes, mut loaded, mut paths) = ((0, 0), Vec::<(Range<usize>, Range<usize>)>::new(), Vec::new());

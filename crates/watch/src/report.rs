@@ -5,7 +5,8 @@ use std::ffi::OsStr;
 use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Once;
-use std::{mem, ptr};
+use std::time::Duration;
+use std::{mem, ptr, thread};
 
 use crate::{driver, fork, holders, members, objects};
 
@@ -26,7 +27,7 @@ pub(crate) fn prepare() {
 
 extern "C" fn write() {
     // A child ends as its parent would, whose report it is.
-    if fork::is_forked() || !holders::can_be_read() {
+    if fork::is_forked() || !can_be_read() {
         return;
     }
     let mut text = String::new();
@@ -61,6 +62,20 @@ extern "C" fn write() {
         libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len());
         libc::sigaction(libc::SIGPIPE, &former, ptr::null_mut());
     }
+}
+
+/// Returns whether what is counted, and for whom, can be read: not by a signal's handler that ends the process in the middle
+/// of a change.
+fn can_be_read() -> bool {
+    // Other threads need no longer than that.
+    const TRIES: u32 = 100;
+    (0..TRIES).any(|_| {
+        let is_free = holders::is_free() && objects::is_free();
+        if !is_free {
+            thread::sleep(Duration::from_millis(1));
+        }
+        is_free
+    })
 }
 
 /// Returns a name without what controls a terminal.
