@@ -135,6 +135,7 @@ REPORTS = {
     "a_handler_of_signals_forks_in_the_middle_of_a_fork": 0,
     "a_handler_of_signals_ends_the_process": 0,
     "a_handler_of_signals_ends_the_process_where_memory_is_taken": 0,
+    "another_thread_changes_what_the_report_leaves_out": 0,
 }
 
 

@@ -3,10 +3,16 @@
 #include "watched.h"
 #include "echo.h"
 
+#include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 extern int cuMemAlloc_v2(Address *, size_t), cuMemFree_v2(Address), cuMemCreate(Address *, size_t, void *, Address);
@@ -220,6 +226,67 @@ static void a_handler_of_signals_ends_the_process_where_memory_is_taken(void) {
   }
 }
 
+// What a filter of system calls has a program do itself, it is told by a signal, as of a fault.
+#ifdef __x86_64__
+static void changes_signals_itself(int signal, siginfo_t *info, void *context) {
+  ucontext_t *found = context;
+  greg_t *registers = found->uc_mcontext.gregs;
+  uint64_t *blocked = (uint64_t *)&found->uc_sigmask, *set = (uint64_t *)registers[REG_RSI];
+  if (registers[REG_RDX]) *(uint64_t *)registers[REG_RDX] = *blocked;
+  if (set && registers[REG_RDI] == SIG_BLOCK) *blocked |= *set;
+  if (set && registers[REG_RDI] == SIG_UNBLOCK) *blocked &= ~*set;
+  if (set && registers[REG_RDI] == SIG_SETMASK) *blocked = *set;
+  registers[REG_RAX] = 0;
+  handled++;
+}
+#endif
+static void what_changes_signals_may_be_the_program_s_own(void) {
+#ifdef __x86_64__
+  struct sigaction action = {.sa_sigaction = changes_signals_itself, .sa_flags = SA_SIGINFO | SA_NODEFER};
+  struct sock_filter traps[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_rt_sigprocmask, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRAP),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  struct sock_fprog program = {sizeof traps / sizeof *traps, traps};
+  sigaction(SIGSYS, &action, NULL);
+  prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+  // Not every machine lets a program have one.
+  int is_filtered = !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
+  release(allocated(MIB));
+  CHECK(handled || !is_filtered, "nothing was changed");
+#else
+  release(allocated(MIB));
+#endif
+}
+
+// While the report is written other threads go on.
+static int ends_of_pipe[2];
+static void handles(int unused) {}
+static void *handles_and_reads(void *unused) {
+  static char read_there[1 << 17];
+  // Until the report waits for who reads it.
+  usleep(100000);
+  signal(SIGPIPE, handles);
+  while (read(ends_of_pipe[0], read_there, sizeof read_there) > 0) {}
+  return NULL;
+}
+static void is_handled(void) {
+  if (signal(SIGPIPE, SIG_DFL) != handles) _exit(3);
+}
+static void another_thread_changes_what_the_report_leaves_out(void) {
+  pthread_t thread;
+  // It is called after the report.
+  atexit(is_handled);
+  CHECK(!pipe(ends_of_pipe) && dup2(ends_of_pipe[1], STDERR_FILENO) >= 0, "there is no pipe");
+  fcntl(ends_of_pipe[1], F_SETFL, O_NONBLOCK);
+  while (write(ends_of_pipe[1], "", 1) == 1) {}
+  fcntl(ends_of_pipe[1], F_SETFL, 0);
+  allocated(MIB);
+  pthread_create(&thread, NULL, handles_and_reads, NULL);
+}
+
 static char *own_path;
 static void it_becomes_another(void) {
   allocated(MIB);
@@ -247,7 +314,8 @@ static const Case cases[] = {
     CASE(children_of_one_whose_threads_only_ask_who_holds),
     CASE(a_handler_of_signals_forks), CASE(a_handler_of_signals_forks_in_the_middle_of_a_fork),
     CASE(what_a_program_has_blocked_stays_so), CASE(a_handler_of_signals_ends_the_process),
-    CASE(a_handler_of_signals_ends_the_process_where_memory_is_taken), CASE(it_becomes_another), CASE(it_starts_another_and_waits)};
+    CASE(a_handler_of_signals_ends_the_process_where_memory_is_taken), CASE(what_changes_signals_may_be_the_program_s_own),
+    CASE(another_thread_changes_what_the_report_leaves_out), CASE(it_becomes_another), CASE(it_starts_another_and_waits)};
 
 int main(int count, char **arguments) {
   own_path = arguments[0];

@@ -51,9 +51,10 @@ impl Drop for Asking {
     }
 }
 
-/// Blocks the thread's signals, but for those that a fault raises; returns those that were blocked.
+/// Blocks the thread's signals, but for those that a fault raises, or a system call that is filtered: blocked, these would
+/// end the process. Returns those that were blocked.
 fn block() -> u64 {
-    const FAULTS: [c_int; 5] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP];
+    const FAULTS: [c_int; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
     change_signals(libc::SIG_BLOCK, FAULTS.iter().fold(u64::MAX, |all, fault| all & !(1 << (fault - 1))))
 }
 

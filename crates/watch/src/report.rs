@@ -54,13 +54,25 @@ extern "C" fn write() {
             let _ = writeln!(text, "  gpupool gave {} back for calls that had failed, {times}", size(given.bytes));
         }
     }
-    // SAFETY: zeros are an action. The bytes are the text's; what cannot be written is not, and no signal ends the program.
+    print(&text);
+}
+
+/// Writes to standard error, as far as that can be written to. No signal ends the program if nobody reads it: this thread
+/// leaves it out, and no other.
+fn print(text: &str) {
+    const AT_ONCE: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: zeros are sets, which these functions read and write, and the bytes are the text's.
     unsafe {
-        let (mut ignore, mut former): (libc::sigaction, libc::sigaction) = (mem::zeroed(), mem::zeroed());
-        ignore.sa_sigaction = libc::SIG_IGN;
-        libc::sigaction(libc::SIGPIPE, &ignore, &mut former);
+        let [mut pipe, mut former, mut pending]: [libc::sigset_t; 3] = mem::zeroed();
+        libc::sigemptyset(&mut pipe);
+        libc::sigaddset(&mut pipe, libc::SIGPIPE);
+        libc::sigpending(&mut pending);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &pipe, &mut former);
         libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len());
-        libc::sigaction(libc::SIGPIPE, &former, ptr::null_mut());
+        if libc::sigismember(&pending, libc::SIGPIPE) == 0 {
+            libc::sigtimedwait(&pipe, ptr::null_mut(), &AT_ONCE);
+        }
+        libc::pthread_sigmask(libc::SIG_SETMASK, &former, ptr::null_mut());
     }
 }
 
