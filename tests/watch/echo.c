@@ -37,6 +37,7 @@ int cuInit(size_t flags) { return answer("cuInit", (size_t[8]){flags}); }
 int cuCtxGetDevice(int *device) { *device = echo.device; return echo.device < 0 ? 201 : 0; }
 // A stream is the number of its device.
 int cuStreamGetDevice(size_t stream, int *device) { *device = (int)stream; return 0; }
+int cuStreamIsCapturing(size_t stream, int *status) { *status = stream && stream == echo.captured; return 0; }
 int cuCtxGetCurrent(void **context) { *context = echo.context; return 0; }
 int cuMemGetInfo_v2(size_t *free, size_t *total) { *free = echo.free; *total = echo.total; return 0; }
 int cuDeviceTotalMem_v2(size_t *total, int device) { *total = echo.total; return 0; }

@@ -19,6 +19,8 @@ typedef struct {
   size_t free, total;
   // The version of CUDA that the driver came with; 0 is newer than all.
   int version;
+  // The stream that is captured, if any.
+  size_t captured;
 } Echo;
 
 extern Echo echo;

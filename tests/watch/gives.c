@@ -298,6 +298,23 @@ static void what_the_driver_lacks_is_not_told(void) {
   }
 }
 
+// The null stream of these functions is the thread's own, which can be captured, as that of the others cannot.
+static void of_a_capture_of_the_thread_s_own_stream_nothing_is_counted(void) {
+  enum { PER_THREAD = 2 };
+  size_t place;
+  Function found;
+  begin(1, 0);
+  echo.status = 0;
+  echo.captured = 2;
+  CHECK(!cuMemAllocAsync_ptsz((size_t)&place, MIB, 0, 0, 0, 0, 0, 0), "it failed");
+  CHECK(!cuMemAllocFromPoolAsync_ptsz((size_t)&place, MIB, 1, 0, 0, 0, 0, 0), "it failed");
+  CHECK(!cuGetProcAddress("cuMemAllocAsync", &found, 12000, PER_THREAD), "it failed");
+  CHECK(!found((size_t)&place, MIB, 0, 0, 0, 0, 0, 0), "it failed");
+  HOLDS(NULL, 0, 0, 0);
+  CHECK(!cuMemAllocAsync((size_t)&place, MIB, 0, 0, 0, 0, 0, 0), "it failed");
+  HOLDS(NULL, 0, MIB, 1);
+}
+
 // One that a program opens and closes stays for those who ask it.
 static void *joins_and_ends(void *library) {
   int (*member_joins)(void) = (int (*)(void))dlsym(library, "member_joins");
@@ -380,6 +397,7 @@ static const Case cases[] = {
     CASE(what_it_calls_itself_is_passed_by), CASE(what_another_thread_gets_at_once_is_its_own),
     CASE(what_another_thread_maps_again_at_once_is_its_own), CASE(who_has_joined_is_not_unloaded),
     CASE(an_older_driver_has_older_functions), CASE(what_the_driver_lacks_is_not_told),
+    CASE(of_a_capture_of_the_thread_s_own_stream_nothing_is_counted),
     CASE(what_a_call_has_written_to_its_options_is_not_told_again),
     CASE(options_that_nobody_writes_to_need_not_be_writable), CASE(beyond_its_arguments_the_stack_is_not_looked_at)};
 

@@ -23,14 +23,23 @@ pub(crate) enum Place {
     Argument(usize),
 }
 
+/// What a null stream is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Null {
+    /// The default stream of all threads, which cannot be captured.
+    OfAll,
+    /// That of the thread, which can.
+    OfThread,
+}
+
 /// What a call does with memory, by what its arguments are.
 #[derive(Clone, Copy)]
 pub(crate) enum Kind {
     /// `(CUdeviceptr *, size_t, ...)`
     Allocate,
-    /// The same, of a pool's memory, which is in no context; the stream is in this argument, and has a device. While that is
-    /// captured it is a node of a graph, which has the memory.
-    AllocateInPool(usize),
+    /// The same, of a pool's memory, which is in no context; the stream is in this argument, and has a device; null is this
+    /// one. While it is captured it is a node of a graph, which has the memory.
+    AllocateInPool(usize, Null),
     /// `(CUdeviceptr *, size_t *pitch, size_t width, size_t height, ...)`
     AllocatePitch,
     /// `(CUdeviceptr, ...)`
@@ -198,10 +207,10 @@ calls! {
     cuMemAlloc_v2, c"cuMemAlloc", 3020, Kind::Allocate;
     cuMemAllocPitch_v2, c"cuMemAllocPitch", 3020, Kind::AllocatePitch;
     cuMemAllocManaged, c"cuMemAllocManaged", 6000, Kind::Allocate;
-    cuMemAllocAsync, c"cuMemAllocAsync", 11020, Kind::AllocateInPool(2);
-    cuMemAllocAsync_ptsz, c"cuMemAllocAsync_ptsz", 11020, Kind::AllocateInPool(2);
-    cuMemAllocFromPoolAsync, c"cuMemAllocFromPoolAsync", 11020, Kind::AllocateInPool(3);
-    cuMemAllocFromPoolAsync_ptsz, c"cuMemAllocFromPoolAsync_ptsz", 11020, Kind::AllocateInPool(3);
+    cuMemAllocAsync, c"cuMemAllocAsync", 11020, Kind::AllocateInPool(2, Null::OfAll);
+    cuMemAllocAsync_ptsz, c"cuMemAllocAsync_ptsz", 11020, Kind::AllocateInPool(2, Null::OfThread);
+    cuMemAllocFromPoolAsync, c"cuMemAllocFromPoolAsync", 11020, Kind::AllocateInPool(3, Null::OfAll);
+    cuMemAllocFromPoolAsync_ptsz, c"cuMemAllocFromPoolAsync_ptsz", 11020, Kind::AllocateInPool(3, Null::OfThread);
     cuMemFree_v2, c"cuMemFree", 3020, Kind::Free;
     cuMemFreeAsync, c"cuMemFreeAsync", 11020, Kind::Free;
     cuMemFreeAsync_ptsz, c"cuMemFreeAsync_ptsz", 11020, Kind::Free;
@@ -278,9 +287,15 @@ impl Call {
         CALLS.iter().find(|call| call.symbol == symbol)
     }
 
-    /// Returns the function that `cuGetProcAddress` returns for a name and a version.
-    pub(crate) fn of_name(name: &CStr, version: c_int) -> Option<&'static Self> {
-        CALLS.iter().filter(|call| call.name == name && call.since <= version).max_by_key(|call| call.since)
+    /// Returns the function that `cuGetProcAddress` returns for a name, a version and flags.
+    pub(crate) fn of_name(name: &CStr, version: c_int, flags: usize) -> Option<&'static Self> {
+        /// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`.
+        const PER_THREAD: usize = 2;
+        let named = CALLS.iter().filter(|call| call.name == name && call.since <= version);
+        let found = named.max_by_key(|call| call.since)?;
+        let is_of_thread =
+            |call: &&Self| call.symbol.to_bytes().strip_suffix(b"_ptsz") == Some(found.symbol.to_bytes());
+        CALLS.iter().filter(|_| flags & PER_THREAD != 0).find(is_of_thread).or(Some(found))
     }
 
     /// Returns what stands in for the function at an address: that itself where it is one of these, or all are taken.

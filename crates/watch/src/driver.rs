@@ -4,6 +4,7 @@ use std::ffi::{CStr, c_char, c_int};
 use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::calls::Null;
 use crate::elf::Known;
 use crate::lookup::of_driver_or;
 
@@ -83,9 +84,12 @@ pub(crate) fn device_of(address: usize) -> Option<c_int> {
     (unsafe { call(&mut device, DEVICE_ORDINAL, address) } == SUCCESS).then_some(device)
 }
 
-/// Returns whether a stream is captured. The null stream is taken not to be.
-pub(crate) fn is_captured(stream: usize) -> bool {
+/// Returns whether a stream is captured.
+pub(crate) fn is_captured(stream: usize, null: Null) -> bool {
     const NONE: c_int = 0;
+    /// `CU_STREAM_PER_THREAD`.
+    const OF_THREAD: usize = 2;
+    let stream = if stream == 0 && null == Null::OfThread { OF_THREAD } else { stream };
     let mut capture = NONE;
     let Some(address) = CAPTURING.address().filter(|_| stream != 0) else { return false };
     // SAFETY: the address is that of this function, which writes to the place.

@@ -224,12 +224,12 @@ fn without_error(found: usize) -> usize {
 ///
 /// # Safety
 /// These are the arguments of a call that succeeded.
-pub(crate) unsafe fn replace(name: *const c_char, place: *mut usize, version: c_int) {
+pub(crate) unsafe fn replace(name: *const c_char, place: *mut usize, version: c_int, flags: usize) {
     // SAFETY: the call has taken the name, and written to the place unless that is null.
     let (name, Some(address)) = (unsafe { (CStr::from_ptr(name), place.as_mut()) }) else { return };
     // A driver that is older than the program has nothing newer than itself.
     let version = driver::version().map_or(version, |own| own.min(version));
-    if let Some(call) = Call::of_name(name, version)
+    if let Some(call) = Call::of_name(name, version, flags)
         && *address != 0
     {
         *address = call.stand_in_for(*address);

@@ -142,13 +142,13 @@ unsafe fn counted(call: &Call, arguments: &Arguments, caller: usize, pass_on: im
             let status = pass_on();
             if status == SUCCESS {
                 // SAFETY: the call has taken these, and succeeded.
-                unsafe { lookup::replace(first as *const _, second as *mut usize, third as c_int) };
+                unsafe { lookup::replace(first as *const _, second as *mut usize, third as c_int, fourth) };
             }
             status
         }
-        Kind::Allocate | Kind::AllocateInPool(_) | Kind::AllocatePitch => {
+        Kind::Allocate | Kind::AllocateInPool(..) | Kind::AllocatePitch => {
             let device = match call.kind {
-                Kind::AllocateInPool(stream) => driver::device_of_stream(arguments[stream]),
+                Kind::AllocateInPool(stream, _) => driver::device_of_stream(arguments[stream]),
                 _ => driver::current_device(),
             };
             let is_pitched = matches!(call.kind, Kind::AllocatePitch);
@@ -160,8 +160,10 @@ unsafe fn counted(call: &Call, arguments: &Arguments, caller: usize, pass_on: im
                 // SAFETY: the call has written the pitch, if it writes one.
                 let bytes = if is_pitched { (unsafe { written(second) }) * fourth } else { second };
                 let (device, context) = match call.kind {
-                    Kind::AllocateInPool(stream) if driver::is_captured(arguments[stream]) => return status,
-                    Kind::AllocateInPool(_) => (driver::device_of(address).or(device), 0),
+                    Kind::AllocateInPool(stream, null) if driver::is_captured(arguments[stream], null) => {
+                        return status;
+                    }
+                    Kind::AllocateInPool(..) => (driver::device_of(address).or(device), 0),
                     _ => (device, driver::current_context()),
                 };
                 holders::add(address, Block::new(device, context, bytes as u64, objects::caller(caller)));
