@@ -19,6 +19,7 @@ cd "$(dirname "$0")"
 results=$(realpath -m "${1:-results}")
 python=${PYTHON:-python3}
 failed=()
+measured=
 
 # step NAME COMMAND...: runs it, keeps its output in log.txt, and notes a failure.
 step() {
@@ -42,6 +43,7 @@ measure() {
   shift 2
   name=${file%.*}
   wanted "$name" || return 0
+  measured=yes
   # shellcheck disable=SC2016 # for the inner shell
   step "bench-$name" bash -c 'set -o pipefail; timeout "$2" "${@:3}" | tee -a "$1"' _ "$results/$file" "$seconds" "$@"
 }
@@ -258,7 +260,7 @@ run_all() {
   cudss=$("$python" -c 'import gpupool; print(gpupool.cudss.path if gpupool.cudss.available else "")')
   [ -n "$cudss" ] && export GPUPOOL_CUDSS_PATH=$cudss
 
-  echo "${MEMCHECK:+MEMCHECK=1 }${SKIP_TESTS:+SKIP_TESTS=1 }${ONLY:+ONLY=$ONLY }bash run.sh"
+  echo "${MEMCHECK:+MEMCHECK=1 }${SKIP_TESTS:+SKIP_TESTS=1 }${ONLY:+ONLY=\"$ONLY\" }bash run.sh"
   nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
   echo
   if [ -n "${MEMCHECK:-}" ]; then
@@ -275,6 +277,7 @@ run_all() {
     for part in memory copies allocators pytorch ranges devices examples handles; do
       "measure_$part"
     done
+    [ -n "$measured" ] || failed+=("to find what ONLY names")
   fi
 
   "$python" -m gpupool info >"$results/info.txt"
