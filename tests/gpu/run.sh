@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # Runs everything of this folder on a GPU machine: installs the wheel, tests, runs the examples, measures, and prints a
 # short table last. Usage: run.sh [RESULTS_FOLDER], which gets run.txt (what is printed), log.txt (all output),
-# examples.txt, info.txt, leases.txt, green_contexts.txt, and one object a line in peers.json, workspaces.json, memory.json,
-# turns.json, passes.json, several_streams.json, recording.json, ranges.json, idle_server.json, kv_peers.json, watch.json, pinned.json, pinned_rust.json,
-# sleep.json, neighbours.json, share.json, frameworks.json, plugs.json, warp_turns.json, rmm.json, rmm_cpp.json,
-# cpp_peers.json, nccl.json, pytorch.json, torch_sharing.json, two_gpus.json, devices.json and devices_mix.json. PYTHON
-# chooses the interpreter (python3); SKIP_BENCHES=1 leaves out the measuring and the long soaks, SKIP_TESTS=1 all that is no
-# measuring. ONLY="handles sleep passes" measures the parts (memory, ranges, copies, allocators, pytorch, devices, examples,
-# handles) and files that it names, and tests nothing. TRACES names a folder with more logs to replay than tests/data has,
-# and TURNS says how often peers take turns (5).
+# examples.txt, info.txt, leases.txt, green_contexts.txt, and one object a line in peers.json, workspaces.json,
+# memory.json, turns.json, passes.json, several_streams.json, recording.json, ranges.json, idle_server.json,
+# kv_peers.json, watch.json, pinned.json, pinned_rust.json, sleep.json, neighbours.json, share.json, frameworks.json,
+# plugs.json, warp_turns.json, rmm.json, rmm_cpp.json, cpp_peers.json, nccl.json, pytorch.json, torch_sharing.json,
+# two_gpus.json, devices.json and devices_mix.json. PYTHON chooses the interpreter (python3); SKIP_BENCHES=1 leaves out
+# the measuring and the long soaks, SKIP_TESTS=1 all that is no measuring. ONLY="handles sleep passes" measures the
+# parts (memory, ranges, copies, allocators, pytorch, devices, examples, handles) and files that it names, and tests
+# nothing. TRACES names a folder with more logs to replay than tests/data has, and TURNS says how often peers take turns
+# (5).
 #
 # MEMCHECK=1 does one thing alone: it runs the tests of tests/gpu, and the processes that they start, under
 # compute-sanitizer, a step for each file and some ten times as slowly. A step fails at a wrong access of GPU memory, at

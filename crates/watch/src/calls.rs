@@ -24,12 +24,24 @@ pub(crate) enum Place {
 }
 
 /// What a null stream is.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub(crate) enum Null {
     /// The default stream of all threads, which cannot be captured.
     OfAll,
     /// That of the thread, which can.
     OfThread,
+}
+
+impl Null {
+    /// Returns a stream by a handle that says which it is, or null for that of all threads.
+    pub(crate) fn named(self, stream: usize) -> usize {
+        /// `CU_STREAM_PER_THREAD`.
+        const OF_THREAD: usize = 2;
+        match self {
+            Self::OfThread if stream == 0 => OF_THREAD,
+            _ => stream,
+        }
+    }
 }
 
 /// What a call does with memory, by what its arguments are.

@@ -2,11 +2,9 @@
 
 use std::ffi::{CStr, c_char, c_int};
 use std::mem;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::calls::Null;
 use crate::elf::Known;
-use crate::lookup::of_driver_or;
+use crate::lookup::unasked_of_driver;
 
 pub(crate) const SUCCESS: c_int = 0;
 pub(crate) const OUT_OF_MEMORY: c_int = 2;
@@ -17,20 +15,19 @@ pub(crate) const NOT_FOUND: c_int = 500;
 struct Asked {
     symbol: &'static CStr,
     address: Known,
-    /// An older driver lacks it: at each call it would be looked for in vain, under the linker's lock.
-    is_missing: AtomicBool,
 }
+
+/// Stands for an address where an older driver lacks the function, which is looked for once.
+const MISSING: usize = usize::MAX;
 
 impl Asked {
     const fn new(symbol: &'static CStr) -> Self {
-        Self { symbol, address: Known::new(), is_missing: AtomicBool::new(false) }
+        Self { symbol, address: Known::new() }
     }
 
     fn address(&self) -> Option<usize> {
-        if self.is_missing.load(Ordering::Relaxed) {
-            return None;
-        }
-        self.address.get_or(|| of_driver_or(self.symbol, || self.is_missing.store(true, Ordering::Relaxed)))
+        let found = || unasked_of_driver(self.symbol).map(|address| address.unwrap_or(MISSING));
+        self.address.get_or(found).filter(|&address| address != MISSING)
     }
 }
 
@@ -84,12 +81,9 @@ pub(crate) fn device_of(address: usize) -> Option<c_int> {
     (unsafe { call(&mut device, DEVICE_ORDINAL, address) } == SUCCESS).then_some(device)
 }
 
-/// Returns whether a stream is captured.
-pub(crate) fn is_captured(stream: usize, null: Null) -> bool {
+/// Returns whether a stream is captured, which the null stream cannot be.
+pub(crate) fn is_captured(stream: usize) -> bool {
     const NONE: c_int = 0;
-    /// `CU_STREAM_PER_THREAD`.
-    const OF_THREAD: usize = 2;
-    let stream = if stream == 0 && null == Null::OfThread { OF_THREAD } else { stream };
     let mut capture = NONE;
     let Some(address) = CAPTURING.address().filter(|_| stream != 0) else { return false };
     // SAFETY: the address is that of this function, which writes to the place.

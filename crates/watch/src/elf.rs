@@ -4,7 +4,7 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::mem::{self, ManuallyDrop};
+use std::mem;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -12,6 +12,7 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use libc::{Elf64_Phdr as Segment, Elf64_Sym as Symbol, PT_DYNAMIC, PT_LOAD, dl_phdr_info};
 
 use crate::objects;
+use crate::signals::Blocked;
 
 const DT_NULL: usize = 0;
 const DT_STRTAB: usize = 5;
@@ -22,74 +23,43 @@ const DT_GNU_HASH: usize = 0x6fff_fef5;
 /// waits for memory meanwhile: another's handler of the same fork may have locked what gives it.
 static ASKED: RwLock<()> = RwLock::new(());
 
-/// What is held across a fork, and the signals that the thread had blocked.
-struct Kept(UnsafeCell<Option<(RwLockWriteGuard<'static, ()>, u64)>>);
+struct Kept(UnsafeCell<Option<Alone>>);
 
 // SAFETY: it is used only by the thread that holds the lock.
 unsafe impl Sync for Kept {}
 
 static KEPT: Kept = Kept(UnsafeCell::new(None));
 
-/// Held while the linker is asked, of which no part asks it again.
+/// Held while the linker is asked, of which no part asks it again. No handler of a signal runs meanwhile: if it forked, it
+/// would wait for its own thread. The lock is dropped first.
 pub(crate) struct Asking {
-    asks: ManuallyDrop<RwLockReadGuard<'static, ()>>,
-    /// The signals that the thread had blocked.
-    blocked: u64,
+    _asks: RwLockReadGuard<'static, ()>,
+    _signals: Blocked,
 }
 
-/// No handler of a signal runs meanwhile: if it forked, it would wait for its own thread. Those stay that a fault raises.
+/// Held across a fork, for the same reason without handlers of signals.
+struct Alone {
+    _lock: RwLockWriteGuard<'static, ()>,
+    _signals: Blocked,
+}
+
 pub(crate) fn asking() -> Asking {
-    let blocked = block();
-    Asking { asks: ManuallyDrop::new(ASKED.read().unwrap_or_else(PoisonError::into_inner)), blocked }
+    let signals = Blocked::all();
+    Asking { _asks: ASKED.read().unwrap_or_else(PoisonError::into_inner), _signals: signals }
 }
 
-impl Drop for Asking {
-    fn drop(&mut self) {
-        // SAFETY: it is dropped once.
-        unsafe { ManuallyDrop::drop(&mut self.asks) };
-        unblock(self.blocked);
-    }
-}
-
-/// Blocks the thread's signals, but for those that a fault raises, or a system call that is filtered: blocked, these would
-/// end the process. Returns those that were blocked.
-fn block() -> u64 {
-    const FAULTS: [c_int; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
-    change_signals(libc::SIG_BLOCK, FAULTS.iter().fold(u64::MAX, |all, fault| all & !(1 << (fault - 1))))
-}
-
-/// Has these signals of the thread blocked, and no others.
-fn unblock(blocked: u64) {
-    change_signals(libc::SIG_SETMASK, blocked);
-}
-
-/// Returns the signals that were blocked. The C library's function would be another's that stands in for it, as thread
-/// sanitizers do.
-fn change_signals(how: c_int, signals: u64) -> u64 {
-    let mut before: u64 = 0;
-    // SAFETY: the system reads the first and writes the second.
-    unsafe {
-        libc::syscall(libc::SYS_rt_sigprocmask, how, &raw const signals, &raw mut before, size_of::<u64>());
-    }
-    before
-}
-
-/// Waits until nobody asks the linker, and keeps all out. A handler of a signal that asks or forks would
-/// wait for its own thread: none runs until that ends.
+/// Waits until nobody asks the linker, and keeps all out.
 pub(crate) fn keep_out() {
-    let blocked = block();
-    let kept = ASKED.write().unwrap_or_else(PoisonError::into_inner);
+    let signals = Blocked::all();
+    let alone = Alone { _lock: ASKED.write().unwrap_or_else(PoisonError::into_inner), _signals: signals };
     // SAFETY: the thread holds the lock.
-    unsafe { *KEPT.0.get() = Some((kept, blocked)) };
+    unsafe { *KEPT.0.get() = Some(alone) };
 }
 
 /// Ends that, on the same thread.
 pub(crate) fn let_in() {
     // SAFETY: the thread holds the lock.
-    if let Some((kept, blocked)) = unsafe { (*KEPT.0.get()).take() } {
-        drop(kept);
-        unblock(blocked);
-    }
+    drop(unsafe { (*KEPT.0.get()).take() });
 }
 
 /// An object in the order in which they were loaded, which is the order in which the linker looks for a symbol.

@@ -18,3 +18,4 @@ mod members;
 mod objects;
 mod passing;
 mod report;
+mod signals;

@@ -9,7 +9,7 @@ use std::ptr;
 
 use crate::calls::Call;
 use crate::elf::{self, Known, Object};
-use crate::{driver, members, objects};
+use crate::{members, objects};
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
@@ -148,15 +148,14 @@ pub(crate) fn of_driver(symbol: &CStr) -> Option<usize> {
     ask(driver()?, symbol, None)
 }
 
-/// The same for what no program has asked for, which is told of no error; calls a function if the driver is loaded and
-/// lacks it.
-pub(crate) fn of_driver_or(symbol: &CStr, is_missing: impl FnOnce()) -> Option<usize> {
-    let driver = driver()?;
-    ask(driver, symbol, None).or_else(|| {
+/// The same for what no program has asked for, which is told of no error: none if no driver is loaded, none in that if it
+/// lacks the function.
+pub(crate) fn unasked_of_driver(symbol: &CStr) -> Option<Option<usize>> {
+    let found = ask(driver()?, symbol, None);
+    if found.is_none() {
         without_error(0);
-        is_missing();
-        None
-    })
+    }
+    Some(found)
 }
 
 /// Returns a handle of the driver, if it is loaded.
@@ -227,8 +226,6 @@ fn without_error(found: usize) -> usize {
 pub(crate) unsafe fn replace(name: *const c_char, place: *mut usize, version: c_int, flags: usize) {
     // SAFETY: the call has taken the name, and written to the place unless that is null.
     let (name, Some(address)) = (unsafe { (CStr::from_ptr(name), place.as_mut()) }) else { return };
-    // A driver that is older than the program has nothing newer than itself.
-    let version = driver::version().map_or(version, |own| own.min(version));
     if let Some(call) = Call::of_name(name, version, flags)
         && *address != 0
     {

@@ -127,7 +127,7 @@ fn needed(place: Place, arguments: &Arguments, pass_on: impl Fn() -> c_int) -> c
         Place::Current => driver::current_device(),
         Place::Argument(index) => Some(arguments[index] as c_int),
     };
-    given_way(OUT_OF_MEMORY, device, 0, pass_on)
+    given_way(OUT_OF_MEMORY, || device, 0, pass_on)
 }
 
 /// Makes a call, and counts what it gives or takes.
@@ -141,13 +141,15 @@ unsafe fn counted(call: &Call, arguments: &Arguments, caller: usize, pass_on: im
         Kind::Find => {
             let status = pass_on();
             if status == SUCCESS {
+                // A driver that is older than the program has nothing newer than itself.
+                let version = driver::version().map_or(third as c_int, |own| own.min(third as c_int));
                 // SAFETY: the call has taken these, and succeeded.
-                unsafe { lookup::replace(first as *const _, second as *mut usize, third as c_int, fourth) };
+                unsafe { lookup::replace(first as *const _, second as *mut usize, version, fourth) };
             }
             status
         }
         Kind::Allocate | Kind::AllocateInPool(..) | Kind::AllocatePitch => {
-            let device = match call.kind {
+            let device = || match call.kind {
                 Kind::AllocateInPool(stream, _) => driver::device_of_stream(arguments[stream]),
                 _ => driver::current_device(),
             };
@@ -160,11 +162,11 @@ unsafe fn counted(call: &Call, arguments: &Arguments, caller: usize, pass_on: im
                 // SAFETY: the call has written the pitch, if it writes one.
                 let bytes = if is_pitched { (unsafe { written(second) }) * fourth } else { second };
                 let (device, context) = match call.kind {
-                    Kind::AllocateInPool(stream, null) if driver::is_captured(arguments[stream], null) => {
+                    Kind::AllocateInPool(stream, null) if driver::is_captured(null.named(arguments[stream])) => {
                         return status;
                     }
-                    Kind::AllocateInPool(..) => (driver::device_of(address).or(device), 0),
-                    _ => (device, driver::current_context()),
+                    Kind::AllocateInPool(..) => (driver::device_of(address).or_else(device), 0),
+                    _ => (device(), driver::current_context()),
                 };
                 holders::add(address, Block::new(device, context, bytes as u64, objects::caller(caller)));
             }
@@ -178,7 +180,7 @@ unsafe fn counted(call: &Call, arguments: &Arguments, caller: usize, pass_on: im
             if device.is_none() {
                 return pass_on();
             }
-            let status = given_way(pass_on(), device, second as u64, pass_on);
+            let status = given_way(pass_on(), || device, second as u64, pass_on);
             if status == SUCCESS && first != 0 {
                 // SAFETY: the call has written the handle.
                 let handle = unsafe { written(first) };
@@ -205,7 +207,7 @@ unsafe fn counted(call: &Call, arguments: &Arguments, caller: usize, pass_on: im
         Kind::Release => gone_after(Leaving::handle(first), pass_on),
         Kind::Unmap => gone_after(Leaving::mappings(first, second), pass_on),
         Kind::MakeContext(argument) => {
-            let status = given_way(pass_on(), Some(arguments[argument] as c_int), 0, pass_on);
+            let status = given_way(pass_on(), || Some(arguments[argument] as c_int), 0, pass_on);
             if status == SUCCESS && first != 0 {
                 // SAFETY: the call has written the context.
                 holders::make_context(unsafe { written(first) });
@@ -243,11 +245,16 @@ fn gone_after_if(leaving: Leaving, pass_on: impl Fn() -> c_int, is_gone: impl Fn
 }
 
 /// Makes a call for so many bytes of a device again each time that somebody has given way for it; returns its last status.
-fn given_way(mut status: c_int, device: Option<c_int>, bytes: u64, pass_on: impl Fn() -> c_int) -> c_int {
+fn given_way(
+    mut status: c_int,
+    device: impl FnOnce() -> Option<c_int>,
+    bytes: u64,
+    pass_on: impl Fn() -> c_int,
+) -> c_int {
     if status != OUT_OF_MEMORY {
         return status;
     }
-    let Some(device) = device.filter(|_| members::are_there()) else { return status };
+    let Some(device) = device().filter(|_| members::are_there()) else { return status };
     for more in MORE {
         let Some(giving) = Giving::begin() else { break };
         // What is free of another device than the thread's is not known.

@@ -8,6 +8,7 @@ use std::sync::Once;
 use std::time::Duration;
 use std::{mem, ptr, thread};
 
+use crate::signals::Blocked;
 use crate::{driver, fork, holders, members, objects};
 
 const VARIABLE: &str = "GPUPOOL_WATCH_REPORT";
@@ -63,16 +64,14 @@ fn print(text: &str) {
     const AT_ONCE: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: zeros are sets, which these functions read and write, and the bytes are the text's.
     unsafe {
-        let [mut pipe, mut former, mut pending]: [libc::sigset_t; 3] = mem::zeroed();
-        libc::sigemptyset(&mut pipe);
+        let [mut pipe, mut pending]: [libc::sigset_t; 2] = mem::zeroed();
         libc::sigaddset(&mut pipe, libc::SIGPIPE);
         libc::sigpending(&mut pending);
-        libc::pthread_sigmask(libc::SIG_BLOCK, &pipe, &mut former);
+        let _blocked = Blocked::only(libc::SIGPIPE);
         libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len());
         if libc::sigismember(&pending, libc::SIGPIPE) == 0 {
             libc::sigtimedwait(&pipe, ptr::null_mut(), &AT_ONCE);
         }
-        libc::pthread_sigmask(libc::SIG_SETMASK, &former, ptr::null_mut());
     }
 }
 
