@@ -239,6 +239,13 @@ device 0 +now +peak
     assert re.fullmatch(expected, said), said
 
 
+def test_a_library_that_is_loaded_below_where_it_was_linked_for(echo):
+    # No program may have addresses as high.
+    echo.build("displaced.c", "libdisplaced.so", "-DLIBRARY", "-Wl,-Ttext-segment=0x4000000000000000")
+    echo.build("displaced.c", needs=("libdisplaced.so", "libcuda.so.1"))
+    echo.run("displaced")
+
+
 def test_a_program_in_cpp(machine):
     machine.build("objects.cpp", "objects", "-std=c++17", needs=("libcuda.so.1",))
     machine.run("objects")

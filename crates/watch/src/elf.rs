@@ -215,8 +215,8 @@ unsafe fn definition(base: usize, mut entry: *const [usize; 2], name: &CStr) -> 
     loop {
         // SAFETY: the section ends with DT_NULL.
         let [tag, value] = unsafe { *entry };
-        // The linker has added the base, but not for what the kernel provides.
-        let address = if value < base { base.wrapping_add(value) } else { value };
+        // The linker has added the base, which may be negative, but not for what the kernel provides.
+        let address = if (value as isize) < base as isize { base.wrapping_add(value) } else { value };
         match tag {
             DT_NULL => break,
             DT_STRTAB => strings = address,
