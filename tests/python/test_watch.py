@@ -67,7 +67,11 @@ def test_a_function_that_the_driver_lacks_stays_missing(tmp_path):
         watched.run(program, after=("libasks_next.so",))
 
 
-@pytest.mark.parametrize("flags", [(), ("-DEVERYBODYS",)], ids=["its own", "everybody's"])
+@pytest.mark.parametrize(
+    "flags",
+    [(), ("-DEVERYBODYS",), ("-Wl,--hash-style=sysv",)],
+    ids=["its own", "everybody's", "its own, found by an older table"],
+)
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_another_library_that_stands_in_for_dlsym_sees_what_this_one_sees(echo, order, flags):
     echo.build("stands_in.c", "libstands_in.so", *flags)

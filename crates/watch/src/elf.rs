@@ -15,6 +15,7 @@ use crate::objects;
 use crate::signals::Blocked;
 
 const DT_NULL: usize = 0;
+const DT_HASH: usize = 4;
 const DT_STRTAB: usize = 5;
 const DT_SYMTAB: usize = 6;
 const DT_GNU_HASH: usize = 0x6fff_fef5;
@@ -211,7 +212,7 @@ impl Object {
 /// # Safety
 /// These are where a loaded object is, and its dynamic section.
 unsafe fn definition(base: usize, mut entry: *const [usize; 2], name: &CStr) -> Option<usize> {
-    let (mut strings, mut symbols, mut hash) = (0, 0, 0);
+    let (mut strings, mut symbols, mut hash, mut old_hash) = (0, 0, 0, 0);
     loop {
         // SAFETY: the section ends with DT_NULL.
         let [tag, value] = unsafe { *entry };
@@ -222,17 +223,53 @@ unsafe fn definition(base: usize, mut entry: *const [usize; 2], name: &CStr) -> 
             DT_STRTAB => strings = address,
             DT_SYMTAB => symbols = address,
             DT_GNU_HASH => hash = address,
+            DT_HASH => old_hash = address,
             _ => {}
         }
         // SAFETY: DT_NULL was not reached.
         entry = unsafe { entry.add(1) };
     }
-    if strings == 0 || symbols == 0 || hash == 0 {
+    if strings == 0 || symbols == 0 {
         return None;
     }
-    // SAFETY: the three are the addresses of the tables of a loaded object.
-    unsafe { look_up(name, strings as *const c_char, symbols as *const Symbol, hash as *const u32) }
-        .map(|offset| base.wrapping_add(offset))
+    let (strings, symbols) = (strings as *const c_char, symbols as *const Symbol);
+    // SAFETY: these are the addresses of the tables of a loaded object, if it has them.
+    let found = unsafe {
+        match (hash, old_hash) {
+            (0, 0) => None,
+            (0, _) => look_through(name, strings, symbols, old_hash as *const u32),
+            _ => look_up(name, strings, symbols, hash as *const u32),
+        }
+    };
+    found.map(|offset| base.wrapping_add(offset))
+}
+
+/// Returns the value of a symbol if it is defined and has the name.
+///
+/// # Safety
+/// The addresses are those of one object's strings, and of a symbol of it.
+unsafe fn value_of(symbol: *const Symbol, name: &CStr, strings: *const c_char) -> Option<usize> {
+    // SAFETY: the caller's, who says what they are.
+    let (symbol, its_name) = unsafe { (&*symbol, CStr::from_ptr(strings.add((*symbol).st_name as usize))) };
+    let is_meant = symbol.st_shndx != 0 && symbol.st_value != 0 && its_name == name;
+    is_meant.then_some(symbol.st_value as usize)
+}
+
+/// Returns the value of a defined symbol of an object that has only the older table, DT_HASH: one after the other, as hardly
+/// any has.
+///
+/// # Safety
+/// The addresses are those of one object's tables.
+unsafe fn look_through(
+    name: &CStr,
+    strings: *const c_char,
+    symbols: *const Symbol,
+    table: *const u32,
+) -> Option<usize> {
+    // SAFETY: its second number is that of all symbols.
+    let count = unsafe { *table.add(1) } as usize;
+    // SAFETY: there are so many.
+    (0..count).find_map(|index| unsafe { value_of(symbols.add(index), name, strings) })
 }
 
 /// Returns the value of a defined symbol, by the table DT_GNU_HASH (`elf/dl-lookup.c` of glibc describes it by its code).
@@ -252,11 +289,10 @@ unsafe fn look_up(name: &CStr, strings: *const c_char, symbols: *const Symbol, t
         }
         loop {
             let found = *chains.add((index - first) as usize);
-            let symbol = &*symbols.add(index as usize);
             // The lowest bit ends a chain.
-            let is_meant = found | 1 == hash | 1 && CStr::from_ptr(strings.add(symbol.st_name as usize)) == name;
-            if is_meant && symbol.st_shndx != 0 && symbol.st_value != 0 {
-                return Some(symbol.st_value as usize);
+            let value = (found | 1 == hash | 1).then(|| value_of(symbols.add(index as usize), name, strings));
+            if let Some(value) = value.flatten() {
+                return Some(value);
             }
             if found & 1 == 1 {
                 return None;
