@@ -76,9 +76,25 @@ Result cuMemAllocAsync_ptsz(Address *address, size_t bytes, void *stream) {
   USES_STREAM(stream);
   return allocate((uintptr_t *)address, bytes, device_of(stream));
 }
+// A pool may also have memory of the host.
+static Context pool_of_host;
+static const unsigned of_host = 1;
+Result cuMemPoolCreate(Context **pool, const Properties *properties) {
+  CALL();
+  if (properties->location.kind != ON_NODE) wrong("a pool of a device, which has one");
+  *pool = &pool_of_host;
+  return 0;
+}
+
 Result cuMemAllocFromPoolAsync(Address *address, size_t bytes, Context *pool, void *stream) {
   CALL();
   USES_STREAM(stream);
+  if (pool == &pool_of_host) {
+    // Of the device it takes nothing.
+    Result status = allocate((uintptr_t *)address, 0, device_of(stream));
+    if (!status) alive("memory", (void *)*address)->flags = of_host;
+    return status;
+  }
   if (is_node(stream, address)) return 0;
   return allocate((uintptr_t *)address, bytes, pool->device);
 }
@@ -90,10 +106,12 @@ Result cuMemAllocFromPoolAsync_ptsz(Address *address, size_t bytes, Context *poo
 Result cuMemFreeAsync_ptsz(Address address, void *stream) { CALL(); USES_STREAM(stream); return release(address); }
 
 Result cuPointerGetAttribute(void *answer, int attribute, Address address) {
-  enum { DEVICE_ORDINAL = 9 };
+  enum { MEMORY_TYPE = 2, DEVICE_ORDINAL = 9, HOST = 1, DEVICE = 2 };
   CALL();
-  if (attribute != DEVICE_ORDINAL) wrong("attribute %d of a pointer", attribute);
-  *(int *)answer = alive("memory", (void *)address)->device;
+  if (attribute != MEMORY_TYPE && attribute != DEVICE_ORDINAL) wrong("attribute %d of a pointer", attribute);
+  const Object *memory = alive("memory", (void *)address);
+  int type = memory->flags & of_host ? HOST : DEVICE;
+  *(int *)answer = attribute == MEMORY_TYPE ? type : memory->device;
   return 0;
 }
 

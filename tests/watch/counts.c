@@ -95,6 +95,12 @@ static void of_the_host_nothing_is_counted(void) {
   DO(cuMemCreate(&handle, PAGE, &properties, 0));
   HOLDS(NULL, 0, 0, 0);
   DO(cuMemRelease(handle));
+  void *pool;
+  Address address;
+  DO(cuMemPoolCreate(&pool, &properties));
+  DO(cuMemAllocFromPoolAsync(&address, MIB, pool, NULL));
+  HOLDS(NULL, 0, 0, 0);
+  DO(cuMemFreeAsync(address, NULL));
 }
 
 static void what_fails_changes_nothing(void) {

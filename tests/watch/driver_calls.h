@@ -30,6 +30,7 @@ int cuMemAddressReserve(Address *, size_t, size_t, Address, Address);
 int cuMemMap(Address, size_t, size_t, Address, Address);
 int cuMemUnmap(Address, size_t);
 int cuDeviceGetMemPool(void **, int);
+int cuMemPoolCreate(void **, const Properties *);
 int cuStreamCreate(void **, unsigned);
 unsigned long double_used(int);
 void double_set_capture(void *, int);

@@ -74,11 +74,23 @@ pub(crate) fn device_of_stream(stream: usize) -> Option<c_int> {
 /// Returns the device of the memory at an address.
 pub(crate) fn device_of(address: usize) -> Option<c_int> {
     const DEVICE_ORDINAL: c_int = 9;
-    let mut device = 0;
-    // SAFETY: the address is that of this function, which writes an int for this attribute to the place.
+    attribute_of(address, DEVICE_ORDINAL)
+}
+
+/// Returns whether the memory at an address is the host's.
+pub(crate) fn is_of_host(address: usize) -> bool {
+    const MEMORY_TYPE: c_int = 2;
+    const HOST: c_int = 1;
+    attribute_of(address, MEMORY_TYPE) == Some(HOST)
+}
+
+/// Returns an attribute of an address that is an int.
+fn attribute_of(address: usize, attribute: c_int) -> Option<c_int> {
+    let mut found = 0;
+    // SAFETY: the address is that of this function, which writes an int for these attributes to the place.
     let call: unsafe extern "C" fn(*mut c_int, c_int, usize) -> c_int = unsafe { mem::transmute(POINTER.address()?) };
     // SAFETY: as above.
-    (unsafe { call(&mut device, DEVICE_ORDINAL, address) } == SUCCESS).then_some(device)
+    (unsafe { call(&mut found, attribute, address) } == SUCCESS).then_some(found)
 }
 
 /// Returns whether a stream is captured, which the null stream cannot be.

@@ -165,6 +165,8 @@ unsafe fn counted(call: &Call, arguments: &Arguments, caller: usize, pass_on: im
                     Kind::AllocateInPool(stream, null) if driver::is_captured(null.named(arguments[stream])) => {
                         return status;
                     }
+                    // A pool may be of the host.
+                    Kind::AllocateInPool(..) if driver::is_of_host(address) => return status,
                     Kind::AllocateInPool(..) => (driver::device_of(address).or_else(device), 0),
                     _ => (device(), driver::current_context()),
                 };
