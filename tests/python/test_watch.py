@@ -289,6 +289,12 @@ def test_who_gives_memory_of_the_host_may_ask_for_functions_first(machine, count
     machine.run(counts, "many_threads_at_once", **VARIABLES, **{order: ("libmallocs.so",)})
 
 
+def test_memory_of_the_host_may_be_taken_of_the_driver_while_calls_are_counted(echo):
+    echo.build("managed.c", "libmanaged.so", "-DLIBRARY", needs=("libcuda.so.1",))
+    echo.build("managed.c", needs=("libmanaged.so", "libcuda.so.1"))
+    echo.run("managed", GPUPOOL_WATCH_REPORT="0")
+
+
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_who_tells_of_loaded_files_may_ask_for_functions_first(machine, counts, order):
     machine.build("iterates.c", "libiterates.so")

@@ -3,11 +3,13 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
+use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::fork;
 use crate::members::Tell;
 use crate::objects::{self, FileId};
+use crate::passing::Counting;
 use crate::report;
 
 /// What one call of the driver has given.
@@ -82,9 +84,29 @@ static HOLDERS: Mutex<Holders> = Mutex::new(Holders {
     given: BTreeMap::new(),
 });
 
-/// Held for a few operations on lists alone.
-fn holders() -> MutexGuard<'static, Holders> {
-    HOLDERS.lock().unwrap_or_else(PoisonError::into_inner)
+/// Held for a few operations on lists alone. The lock is dropped first.
+struct Locked {
+    holders: MutexGuard<'static, Holders>,
+    _counting: Counting,
+}
+
+impl Deref for Locked {
+    type Target = Holders;
+
+    fn deref(&self) -> &Holders {
+        &self.holders
+    }
+}
+
+impl DerefMut for Locked {
+    fn deref_mut(&mut self) -> &mut Holders {
+        &mut self.holders
+    }
+}
+
+fn holders() -> Locked {
+    let counting = Counting::begin();
+    Locked { holders: HOLDERS.lock().unwrap_or_else(PoisonError::into_inner), _counting: counting }
 }
 
 /// Returns whether nobody is in the middle of a change.

@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::{PoisonError, RwLock};
 
 use crate::elf;
+use crate::passing::Counting;
 
 /// A file that has called the driver, by its place in the list of them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -52,6 +53,7 @@ const NAMES: [(&[u8], &CStr); 21] = [
 
 /// Returns the file that a call was made for which returns to an address; none if none is known.
 pub(crate) fn caller(address: usize) -> Option<FileId> {
+    let _counting = Counting::begin();
     let changes = elf::each(|object| Some(object.changes)).unwrap_or_default();
     let is_known = OBJECTS.read().unwrap_or_else(PoisonError::into_inner).changes == changes;
     if !is_known {
@@ -138,6 +140,7 @@ pub(crate) fn file_name(path: &CStr) -> &[u8] {
 
 /// Returns a file's path, and the name that is known for what it is of.
 pub(crate) fn names(file: Option<FileId>) -> (CString, CString) {
+    let _counting = Counting::begin();
     let objects = OBJECTS.read().unwrap_or_else(PoisonError::into_inner);
     let path = file.and_then(|file| objects.files.get(file.0)).cloned();
     let path = path.unwrap_or_else(|| c"code without a file".to_owned());

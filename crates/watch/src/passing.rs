@@ -28,6 +28,24 @@ enum Inside {
     Call,
     /// Somebody gives way, whose calls are counted, but for whom nobody else gives way.
     Giving,
+    /// This library's own lists are locked. What gives memory of the host may take that of the driver, by calls that are only
+    /// passed on then: to count them, or give way for them, would wait for the thread itself.
+    Counting,
+}
+
+/// Held while the lists are locked.
+pub(crate) struct Counting(Inside);
+
+impl Counting {
+    pub(crate) fn begin() -> Self {
+        Self(INSIDE.replace(Inside::Counting))
+    }
+}
+
+impl Drop for Counting {
+    fn drop(&mut self) {
+        INSIDE.set(self.0);
+    }
 }
 
 /// Held while somebody gives way.
@@ -76,7 +94,9 @@ pub(crate) unsafe fn pass(call: &Call, target: usize, arguments: &Arguments, cal
         return if status == OUT_OF_MEMORY { needed(place, arguments, pass_on) } else { status };
     }
     // Who only finds functions holds no lock.
-    if INSIDE.get() == Inside::Call || (!matches!(call.kind, Kind::Find) && fork::is_forked()) {
+    if matches!(INSIDE.get(), Inside::Call | Inside::Counting)
+        || (!matches!(call.kind, Kind::Find) && fork::is_forked())
+    {
         return pass_on();
     }
     let inside = || {
@@ -120,7 +140,7 @@ unsafe fn load(count: usize, values: *mut usize, pass_on: impl Fn() -> c_int) ->
 /// Makes a call again that found no memory for what it does.
 #[cold]
 fn needed(place: Place, arguments: &Arguments, pass_on: impl Fn() -> c_int) -> c_int {
-    if fork::is_forked() {
+    if fork::is_forked() || INSIDE.get() == Inside::Counting {
         return OUT_OF_MEMORY;
     }
     let device = match place {

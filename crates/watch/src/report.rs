@@ -8,6 +8,7 @@ use std::sync::Once;
 use std::time::Duration;
 use std::{mem, ptr, thread};
 
+use crate::passing::Counting;
 use crate::signals::Blocked;
 use crate::{driver, fork, holders, members, objects};
 
@@ -18,6 +19,7 @@ const VARIABLE: &str = "GPUPOOL_WATCH_REPORT";
 pub(crate) fn prepare() {
     static PREPARED: Once = Once::new();
     PREPARED.call_once(|| {
+        let _counting = Counting::begin();
         // As gpupool's switches: 1 is on, what is empty is not set.
         if std::env::var_os(VARIABLE).is_some_and(|value| value == "1") {
             // SAFETY: the function takes and returns nothing, and this library is never unloaded.
