@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use libc::{Elf64_Phdr as Segment, Elf64_Sym as Symbol, PT_DYNAMIC, PT_LOAD, dl_phdr_info};
+use libc::{Elf64_Phdr as Segment, Elf64_Sym as Symbol, PF_X, PT_DYNAMIC, PT_LOAD, dl_phdr_info};
 
 use crate::objects;
 use crate::signals::Blocked;
@@ -164,7 +164,7 @@ impl Known {
 /// Returns where this library defines a function that it exports. Its own name for it may stand for another library's,
 /// which was loaded before this one.
 pub(crate) fn own(symbol: &CStr) -> Option<usize> {
-    each(|object| object.range().contains(&here()).then(|| object.definition(symbol)).flatten())
+    each(|object| object.has(here()).then(|| object.definition(symbol)).flatten())
 }
 
 /// Returns an address in this library.
@@ -185,6 +185,20 @@ impl Object {
     /// Returns where something is that the file has at an address; the base is negative where it is loaded below that.
     fn at(&self, address: usize) -> usize {
         self.base.wrapping_add(address)
+    }
+
+    /// Returns where its code is, mostly in one piece.
+    pub(crate) fn code(&self) -> impl Iterator<Item = Range<usize>> {
+        let executable = self.segments.iter().filter(|found| found.p_type == PT_LOAD && found.p_flags & PF_X != 0);
+        executable.map(|segment| {
+            let start = self.at(segment.p_vaddr as usize);
+            start..start.saturating_add(segment.p_memsz as usize)
+        })
+    }
+
+    /// Returns whether code is its own. Between its segments other objects may be.
+    pub(crate) fn has(&self, address: usize) -> bool {
+        self.code().any(|code| code.contains(&address))
     }
 
     /// Returns the addresses from its first to its last byte.

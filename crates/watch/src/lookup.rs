@@ -88,7 +88,7 @@ fn first_after(address: usize, symbol: &CStr) -> Option<usize> {
     let mut is_after = false;
     elf::each(|object| {
         if !is_after {
-            is_after = object.range().contains(&address);
+            is_after = object.has(address);
             return None;
         }
         object.definition(symbol)
@@ -98,8 +98,7 @@ fn first_after(address: usize, symbol: &CStr) -> Option<usize> {
 /// Returns whether the object of one address was loaded before that of the other.
 fn is_before(address: usize, other: usize) -> bool {
     let has = |object: Object| {
-        let range = object.range();
-        if range.contains(&other) { Some(false) } else { range.contains(&address).then_some(true) }
+        if object.has(other) { Some(false) } else { object.has(address).then_some(true) }
     };
     elf::each(has).unwrap_or(false)
 }

@@ -15,7 +15,7 @@ pub(crate) struct FileId(usize);
 struct Objects {
     /// How many were loaded and unloaded by then.
     changes: (u64, u64),
-    /// The addresses of each, and its file; none of those that call for others.
+    /// The addresses of each one's code, and its file; none of those that call for others.
     ranges: Vec<(Range<usize>, Option<FileId>)>,
     /// Paths, also of files that were unloaded.
     files: Vec<CString>,
@@ -83,19 +83,22 @@ fn look_again() {
     loop {
         let (mut count, mut length) = (0, 0);
         elf::each(|object| {
-            (count, length) = (count + 1, length + object.path().count_bytes());
+            let pieces = object.code().count();
+            (count, length) = (count + pieces, length + pieces * object.path().count_bytes());
             None::<()>
         });
         loaded.reserve(count);
         paths.reserve(length);
         let is_more = elf::each(|object| {
             let path = object.path().to_bytes();
-            if loaded.len() == loaded.capacity() || paths.capacity() - paths.len() < path.len() {
-                return Some(());
-            }
             changes = object.changes;
-            loaded.push((object.range(), paths.len()..paths.len() + path.len()));
-            paths.extend_from_slice(path);
+            for code in object.code() {
+                if loaded.len() == loaded.capacity() || paths.capacity() - paths.len() < path.len() {
+                    return Some(());
+                }
+                loaded.push((code, paths.len()..paths.len() + path.len()));
+                paths.extend_from_slice(path);
+            }
             None
         });
         if is_more.is_none() {
