@@ -62,6 +62,14 @@ static void a_child_passes_calls_on(void) {
   HOLDS(NULL, 0, MIB, 1);
 }
 
+// By the system's own call, of which the C library tells nobody.
+static void a_child_that_no_handler_of_forks_is_told_of(void) {
+  allocated(MIB);
+  pid_t child = (pid_t)syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL);
+  if (!child) exit(0);
+  succeeds(child);
+}
+
 // As servers fork, which let their workers use the GPU.
 static void a_child_of_one_that_had_no_memory_counts(void) {
   void *found = dlsym(RTLD_DEFAULT, "cuMemAlloc_v2");
@@ -316,6 +324,7 @@ static void it_starts_another_and_waits(void) {
 
 static const Case cases[] = {
     CASE(it_ends_with_memory), CASE(it_takes_none), CASE(a_child_passes_calls_on),
+    CASE(a_child_that_no_handler_of_forks_is_told_of),
     CASE(a_child_of_one_that_had_no_memory_counts), CASE(children_of_one_whose_threads_allocate),
     CASE(children_that_open_a_library_beside_threads_that_allocate),
     CASE(children_that_find_functions_beside_threads_that_allocate), CASE(children_of_one_whose_threads_open_libraries),

@@ -5,14 +5,18 @@ use std::ffi::OsStr;
 use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Once;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use std::{mem, ptr, thread};
 
 use crate::passing::Counting;
 use crate::signals::Blocked;
-use crate::{driver, fork, holders, members, objects};
+use crate::{driver, holders, members, objects};
 
 const VARIABLE: &str = "GPUPOOL_WATCH_REPORT";
+
+/// The process that is reported of.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 /// Has the report written at the end of the process, if one is wanted. Called once the driver has begun, whose own end was
 /// registered before, and so comes after.
@@ -22,6 +26,7 @@ pub(crate) fn prepare() {
         let _counting = Counting::begin();
         // As gpupool's switches: 1 is on, what is empty is not set.
         if std::env::var_os(VARIABLE).is_some_and(|value| value == "1") {
+            PROCESS.store(std::process::id(), Ordering::Relaxed);
             // SAFETY: the function takes and returns nothing, and this library is never unloaded.
             unsafe { libc::atexit(write) };
         }
@@ -29,8 +34,8 @@ pub(crate) fn prepare() {
 }
 
 extern "C" fn write() {
-    // A child ends as its parent would, whose report it is.
-    if fork::is_forked() || !can_be_read() {
+    // A child ends as its parent would, whose report it is, also one of which no handler of forks was told (`_Fork`).
+    if PROCESS.load(Ordering::Relaxed) != std::process::id() || !can_be_read() {
         return;
     }
     let mut text = String::new();
