@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/auxv.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
@@ -311,6 +312,18 @@ static void it_becomes_another(void) {
   CHECK(0, "it cannot be executed");
 }
 
+// As some start what brings its own C library.
+static void it_is_known_by_its_name(void) {
+  allocated(MIB);
+  HOLDS("lives", 0, MIB, 1);
+}
+static void the_loader_starts_it(void) {
+  Dl_info loader;
+  CHECK(dladdr((void *)getauxval(AT_BASE), &loader), "it has no loader");
+  execl(loader.dli_fname, loader.dli_fname, own_path, "it_is_known_by_its_name", (char *)NULL);
+  CHECK(0, "%s cannot be executed", loader.dli_fname);
+}
+
 static void it_starts_another_and_waits(void) {
   allocated(7 * MIB);
   pid_t child = vfork();
@@ -333,7 +346,8 @@ static const Case cases[] = {
     CASE(a_handler_of_signals_forks), CASE(a_handler_of_signals_forks_in_the_middle_of_a_fork),
     CASE(what_a_program_has_blocked_stays_so), CASE(a_handler_of_signals_ends_the_process),
     CASE(a_handler_of_signals_ends_the_process_where_memory_is_taken), CASE(what_changes_signals_may_be_the_program_s_own),
-    CASE(another_thread_changes_what_the_report_leaves_out), CASE(it_becomes_another), CASE(it_starts_another_and_waits)};
+    CASE(another_thread_changes_what_the_report_leaves_out), CASE(it_becomes_another),
+    CASE(it_is_known_by_its_name), CASE(the_loader_starts_it), CASE(it_starts_another_and_waits)};
 
 int main(int count, char **arguments) {
   own_path = arguments[0];

@@ -1,6 +1,6 @@
 //! Which file a call is for: the first on the way to it that is neither the driver, nor CUDA's runtime, nor this library.
 
-use std::ffi::{CStr, CString, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::{PoisonError, RwLock};
@@ -108,7 +108,7 @@ fn look_again() {
         paths.clear();
     }
     loaded.sort_unstable_by_key(|(range, _)| range.start);
-    let program = std::env::current_exe().ok().and_then(|path| CString::new(path.as_os_str().as_bytes()).ok());
+    let program = program();
     let mut objects = OBJECTS.write().unwrap_or_else(PoisonError::into_inner);
     let mut ranges = Vec::with_capacity(loaded.len());
     for (range, path) in loaded {
@@ -134,6 +134,19 @@ impl Objects {
             self.files.len() - 1
         }))
     }
+}
+
+/// Returns the program's path: the process's file, or what the loader was started with, where that is it, or there is no
+/// `/proc` to tell.
+fn program() -> Option<CString> {
+    let own = std::env::current_exe().ok().and_then(|path| CString::new(path.as_os_str().as_bytes()).ok());
+    if own.as_ref().is_some_and(|own| !file_name(own).starts_with(b"ld")) {
+        return own;
+    }
+    // SAFETY: it takes any number.
+    let told = unsafe { libc::getauxval(libc::AT_EXECFN) } as *const c_char;
+    // SAFETY: the loader keeps there the name of the program that it has loaded.
+    if told.is_null() { own } else { Some(unsafe { CStr::from_ptr(told) }.to_owned()) }
 }
 
 /// Returns the part of a path after its folders.
