@@ -297,6 +297,12 @@ def test_who_gives_memory_of_the_host_may_ask_for_functions_first(machine, count
     machine.run(counts, "many_threads_at_once", **VARIABLES, **{order: ("libmallocs.so",)})
 
 
+def test_a_library_may_call_the_driver_at_a_fork(echo):
+    echo.build("at_fork.c", "libat_fork.so", "-DLIBRARY", needs=("libcuda.so.1",))
+    echo.build("at_fork.c", needs=("libat_fork.so", "libcuda.so.1"))
+    echo.run("at_fork")
+
+
 def test_memory_of_the_host_may_be_taken_of_the_driver_while_calls_are_counted(echo):
     echo.build("managed.c", "libmanaged.so", "-DLIBRARY", needs=("libcuda.so.1",))
     echo.build("managed.c", needs=("libmanaged.so", "libcuda.so.1"))

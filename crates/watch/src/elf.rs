@@ -24,6 +24,17 @@ const DT_GNU_HASH: usize = 0x6fff_fef5;
 /// waits for memory meanwhile: another's handler of the same fork may have locked what gives it.
 static ASKED: RwLock<()> = RwLock::new(());
 
+/// The thread that keeps all others out; 0 for none. No variable of the thread's own, as sanitizers, which stand in for what
+/// finds those, ask for functions before they have begun.
+static ALONE: AtomicUsize = AtomicUsize::new(0);
+
+/// Returns whether that is this thread, also in the child of its fork.
+fn is_alone() -> bool {
+    let alone = ALONE.load(Ordering::Relaxed);
+    // SAFETY: it takes nothing.
+    alone != 0 && alone == unsafe { libc::pthread_self() } as usize
+}
+
 struct Kept(UnsafeCell<Option<Alone>>);
 
 // SAFETY: it is used only by the thread that holds the lock.
@@ -32,9 +43,9 @@ unsafe impl Sync for Kept {}
 static KEPT: Kept = Kept(UnsafeCell::new(None));
 
 /// Held while the linker is asked, of which no part asks it again. No handler of a signal runs meanwhile: if it forked, it
-/// would wait for its own thread. The lock is dropped first.
+/// would wait for its own thread. The lock is dropped first; the thread that keeps all others out needs none.
 pub(crate) struct Asking {
-    _asks: RwLockReadGuard<'static, ()>,
+    _asks: Option<RwLockReadGuard<'static, ()>>,
     _signals: Blocked,
 }
 
@@ -46,19 +57,24 @@ struct Alone {
 
 pub(crate) fn asking() -> Asking {
     let signals = Blocked::all();
-    Asking { _asks: ASKED.read().unwrap_or_else(PoisonError::into_inner), _signals: signals }
+    let asks = (!is_alone()).then(|| ASKED.read().unwrap_or_else(PoisonError::into_inner));
+    Asking { _asks: asks, _signals: signals }
 }
 
-/// Waits until nobody asks the linker, and keeps all out.
+/// Waits until nobody asks the linker, and keeps all out but this thread: handlers of the same fork, of what was loaded
+/// before this library began, run after this, and before the end of it.
 pub(crate) fn keep_out() {
     let signals = Blocked::all();
     let alone = Alone { _lock: ASKED.write().unwrap_or_else(PoisonError::into_inner), _signals: signals };
     // SAFETY: the thread holds the lock.
     unsafe { *KEPT.0.get() = Some(alone) };
+    // SAFETY: it takes nothing.
+    ALONE.store(unsafe { libc::pthread_self() } as usize, Ordering::Relaxed);
 }
 
 /// Ends that, on the same thread.
 pub(crate) fn let_in() {
+    ALONE.store(0, Ordering::Relaxed);
     // SAFETY: the thread holds the lock.
     drop(unsafe { (*KEPT.0.get()).take() });
 }
