@@ -303,6 +303,12 @@ def test_a_library_may_call_the_driver_at_a_fork(echo):
     echo.run("at_fork")
 
 
+def test_a_library_may_wait_at_a_fork_for_who_calls_the_driver(echo):
+    echo.build("lock_at_fork.c", "liblock_at_fork.so", "-DLIBRARY", needs=("libcuda.so.1",))
+    echo.build("lock_at_fork.c", needs=("liblock_at_fork.so", "libcuda.so.1"))
+    echo.run("lock_at_fork")
+
+
 def test_memory_of_the_host_may_be_taken_of_the_driver_while_calls_are_counted(echo):
     echo.build("managed.c", "libmanaged.so", "-DLIBRARY", needs=("libcuda.so.1",))
     echo.build("managed.c", needs=("libmanaged.so", "libcuda.so.1"))

@@ -61,6 +61,13 @@ pub(crate) fn asking() -> Asking {
     Asking { _asks: asks, _signals: signals }
 }
 
+/// The same where that waits for no fork, of which another library's handler may wait for this thread: none is had meanwhile.
+pub(crate) fn asking_at_once() -> Option<Asking> {
+    let signals = Blocked::all();
+    let asks = if is_alone() { None } else { Some(ASKED.try_read().ok()?) };
+    Some(Asking { _asks: asks, _signals: signals })
+}
+
 /// Waits until nobody asks the linker, and keeps all out but this thread: handlers of the same fork, of what was loaded
 /// before this library began, run after this, and before the end of it.
 pub(crate) fn keep_out() {
@@ -91,7 +98,12 @@ pub(crate) struct Object {
 }
 
 /// Calls a function with each object, until it returns something. The function may not wait for memory.
-pub(crate) fn each<R>(mut call: impl FnMut(Object) -> Option<R>) -> Option<R> {
+pub(crate) fn each<R>(call: impl FnMut(Object) -> Option<R>) -> Option<R> {
+    each_while(&asking(), call)
+}
+
+/// The same while the linker is asked.
+pub(crate) fn each_while<R>(_asking: &Asking, mut call: impl FnMut(Object) -> Option<R>) -> Option<R> {
     struct Search<'a, R> {
         call: &'a mut dyn FnMut(Object) -> Option<R>,
         found: Option<R>,
@@ -106,7 +118,6 @@ pub(crate) fn each<R>(mut call: impl FnMut(Object) -> Option<R>) -> Option<R> {
         search.found.is_some().into()
     }
     let mut search = Search { call: &mut call, found: None };
-    let _asking = asking();
     // SAFETY: the address is that of a function of this type, which calls `step` before it returns, with the search.
     unsafe { mem::transmute::<usize, Iterate>(iterate())(step::<R>, (&raw mut search).cast()) };
     search.found

@@ -51,12 +51,13 @@ const NAMES: [(&[u8], &CStr); 21] = [
     (b"warp.so", c"Warp"),
 ];
 
-/// Returns the file that a call was made for which returns to an address; none if none is known.
+/// Returns the file that a call was made for which returns to an address; none if none is known. While the process forks it is
+/// told by what was known before.
 pub(crate) fn caller(address: usize) -> Option<FileId> {
     let _counting = Counting::begin();
-    let changes = elf::each(|object| Some(object.changes)).unwrap_or_default();
-    let is_known = OBJECTS.read().unwrap_or_else(PoisonError::into_inner).changes == changes;
-    if !is_known {
+    let changes = elf::asking_at_once().and_then(|asking| elf::each_while(&asking, |object| Some(object.changes)));
+    let is_known = |changes| OBJECTS.read().unwrap_or_else(PoisonError::into_inner).changes == changes;
+    if changes.is_some_and(|changes| !is_known(changes)) {
         look_again();
     }
     let objects = OBJECTS.read().unwrap_or_else(PoisonError::into_inner);
@@ -82,14 +83,17 @@ fn look_again() {
     // While the linker is asked there is no more room to be had for what it tells.
     loop {
         let (mut count, mut length) = (0, 0);
-        elf::each(|object| {
+        let Some(asking) = elf::asking_at_once() else { return };
+        elf::each_while(&asking, |object| {
             let pieces = object.code().count();
             (count, length) = (count + pieces, length + pieces * object.path().count_bytes());
             None::<()>
         });
+        drop(asking);
         loaded.reserve(count);
         paths.reserve(length);
-        let is_more = elf::each(|object| {
+        let Some(asking) = elf::asking_at_once() else { return };
+        let is_more = elf::each_while(&asking, |object| {
             let path = object.path().to_bytes();
             changes = object.changes;
             for code in object.code() {
@@ -185,7 +189,7 @@ fn walk(mut has_found: impl FnMut(usize) -> bool) {
     }
     let mut has_found: &mut dyn FnMut(usize) -> bool = &mut has_found;
     // Unwinding asks the linker, of some versions under its lock.
-    let _asking = elf::asking();
+    let Some(_asking) = elf::asking_at_once() else { return };
     // SAFETY: `step` is called before this returns, with the closure.
     unsafe { _Unwind_Backtrace(step, (&raw mut has_found).cast()) };
 }
