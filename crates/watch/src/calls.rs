@@ -248,6 +248,7 @@ calls! {
     cuGreenCtxCreate, c"cuGreenCtxCreate", 12040, Kind::Need(Place::Argument(2));
     cuStreamCreate, c"cuStreamCreate", 2000, Kind::Need(Place::Current);
     cuStreamCreateWithPriority, c"cuStreamCreateWithPriority", 5050, Kind::Need(Place::Current);
+    cuGreenCtxStreamCreate, c"cuGreenCtxStreamCreate", 12050, Kind::Need(Place::Current);
     cuEventCreate, c"cuEventCreate", 2000, Kind::Need(Place::Current);
     cuMemHostAlloc, c"cuMemHostAlloc", 2020, Kind::Need(Place::Current);
     cuMemAllocHost_v2, c"cuMemAllocHost", 3020, Kind::Need(Place::Current);
