@@ -74,22 +74,26 @@ def run(program, **variables):
     return done.stdout
 
 
-@cache
 def sanitizer():
     """Return the option for AddressSanitizer, which finds leaks too, if the compiler has it.
 
     It names functions without debug information too, which takes the compiler long.
     """
+    return ["-fsanitize=address"] if can_sanitize("-fsanitize=address") else []
+
+
+@cache
+def can_sanitize(*options):
+    """Return whether the compiler has a sanitizer, and what it makes so runs."""
     with tempfile.TemporaryDirectory() as folder:
         program = f"{folder}/sanitized"
-        command = ["c++", "-fsanitize=address", "-x", "c++", "-", "-o", program]
+        command = ["c++", *options, "-x", "c++", "-", "-o", program]
         compiles = (
             shutil.which("c++")
             and not subprocess.run(command, input=b"int main() {}", capture_output=True, check=False).returncode
         )
         # It also has to run: it does not under every emulator or limit of memory.
-        runs = compiles and subprocess.run([program], capture_output=True, check=False).returncode == 0
-    return ["-fsanitize=address"] if runs else []
+        return bool(compiles) and subprocess.run([program], capture_output=True, check=False).returncode == 0
 
 
 def headers_of(framework, variable, *wheels):

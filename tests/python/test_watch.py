@@ -10,6 +10,7 @@ import sys
 
 import pytest
 from abi import build_nvml
+from cpp_programs import can_sanitize
 from forks import Machine, run_program
 from running import functions_of
 from watched import Watched, as_macro, cases_of, known_calls, watch_library
@@ -301,6 +302,21 @@ def test_a_library_may_call_the_driver_at_a_fork(echo):
     echo.build("at_fork.c", "libat_fork.so", "-DLIBRARY", needs=("libcuda.so.1",))
     echo.build("at_fork.c", needs=("libat_fork.so", "libcuda.so.1"))
     echo.run("at_fork")
+
+
+# They stand in for much of the C library, and ask for functions before a thread has variables of its own.
+@pytest.mark.parametrize(
+    "flags",
+    ["-fsanitize=address -static-libasan", "-fsanitize=thread", "-fsanitize=thread -static-libtsan"],
+)
+def test_a_program_under_a_sanitizer(echo, flags):
+    flags = flags.split()
+    if not can_sanitize(*flags):
+        pytest.skip(f"needs a compiler with {' '.join(flags)}")
+    echo.build("at_fork.c", "libat_fork.so", "-DLIBRARY", needs=("libcuda.so.1",))
+    name = "sanitized" + "".join(flags).replace("=", "_")
+    echo.build("at_fork.c", name, *flags, needs=("libat_fork.so", "libcuda.so.1"))
+    echo.run(name)
 
 
 def test_a_library_may_wait_at_a_fork_for_who_calls_the_driver(echo):

@@ -8,7 +8,7 @@ use std::ffi::{CStr, c_int};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::elf::{self, Known};
-use crate::{lookup, passing};
+use crate::{linker, passing};
 
 /// As many as `cuLaunchKernel` has, which has most. One that has fewer does not look at the others.
 pub(crate) type Arguments = [usize; 11];
@@ -337,7 +337,7 @@ impl Call {
         if known != 0 {
             return known;
         }
-        let found = lookup::behind_us(self.symbol).unwrap_or(0);
+        let found = linker::behind_us(self.symbol).unwrap_or(0);
         self.targets[index].store(found, Ordering::Relaxed);
         found
     }

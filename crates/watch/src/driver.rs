@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char, c_int};
 use std::mem;
 
 use crate::elf::Known;
-use crate::lookup::unasked_of_driver;
+use crate::linker::unasked_of_driver;
 
 pub(crate) const SUCCESS: c_int = 0;
 pub(crate) const OUT_OF_MEMORY: c_int = 2;

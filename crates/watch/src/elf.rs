@@ -11,7 +11,6 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use libc::{Elf64_Phdr as Segment, Elf64_Sym as Symbol, PF_X, PT_DYNAMIC, PT_LOAD, dl_phdr_info};
 
-use crate::objects;
 use crate::signals::Blocked;
 
 const DT_NULL: usize = 0;
@@ -142,7 +141,7 @@ fn c_library_s() -> Option<usize> {
     while let Some(object) = unsafe { linked.as_ref() }.filter(|_| found.is_none()) {
         // SAFETY: each has a name and a dynamic section.
         unsafe {
-            if objects::file_name(CStr::from_ptr(object.name)).starts_with(b"libc.so") {
+            if file_name(CStr::from_ptr(object.name)).starts_with(b"libc.so") {
                 found = definition(object.base, object.dynamic, c"dl_iterate_phdr");
             }
         }
@@ -168,6 +167,11 @@ struct Debugged {
 
 unsafe extern "C" {
     static _r_debug: Debugged;
+}
+
+/// Returns the part of a path after its folders.
+pub(crate) fn file_name(path: &CStr) -> &[u8] {
+    path.to_bytes().rsplit(|&byte| byte == b'/').next().unwrap_or_default()
 }
 
 /// An address that is looked up until it was found.

@@ -2,15 +2,16 @@
 //! physical allocation is held as long as the program has a handle of it or it is mapped, as the driver has it.
 
 use std::collections::BTreeMap;
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::fork;
-use crate::members::Tell;
+use crate::inside::{Inside, Within};
 use crate::objects::{self, FileId};
-use crate::passing::Counting;
-use crate::report;
+
+/// Told of a holder: its name, its file's path, the bytes that it holds and held at most, and its live allocations.
+pub(crate) type Tell = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char, u64, u64, u64);
 
 /// What one call of the driver has given.
 #[derive(Clone, Copy)]
@@ -87,7 +88,7 @@ static HOLDERS: Mutex<Holders> = Mutex::new(Holders {
 /// Held for a few operations on lists alone. The lock is dropped first.
 struct Locked {
     holders: MutexGuard<'static, Holders>,
-    _counting: Counting,
+    _counting: Within,
 }
 
 impl Deref for Locked {
@@ -105,7 +106,7 @@ impl DerefMut for Locked {
 }
 
 fn holders() -> Locked {
-    let counting = Counting::begin();
+    let counting = Within::begin(Inside::Counting);
     Locked { holders: HOLDERS.lock().unwrap_or_else(PoisonError::into_inner), _counting: counting }
 }
 
@@ -164,7 +165,6 @@ impl Holders {
 
 /// Counts a block at an address.
 pub(crate) fn add(address: usize, block: Block) {
-    report::prepare();
     let mut holders = holders();
     let number = holders.next_number();
     holders.count(block);
@@ -176,7 +176,6 @@ pub(crate) fn add(address: usize, block: Block) {
 
 /// Counts physical memory with its first handle.
 pub(crate) fn create(handle: usize, block: Block) {
-    report::prepare();
     let mut holders = holders();
     let number = holders.next_number();
     holders.count(block);

@@ -13,6 +13,8 @@ mod driver;
 mod elf;
 mod fork;
 mod holders;
+mod inside;
+mod linker;
 mod lookup;
 mod members;
 mod objects;

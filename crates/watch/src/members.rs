@@ -1,21 +1,20 @@
 //! Those that give way: each gpupool in the process, as a wheel and the library for C and C++ may both be there. They ask for
 //! this library by its one table, [`gpupool_watch`].
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-use crate::passing::Giving;
-use crate::{driver, elf, holders};
+use crate::holders::{self, Tell};
+use crate::inside::Within;
+use crate::{driver, elf};
 
 /// Gives back at least so many bytes of a device, if there are as many, and returns how many the driver has by then.
 type GiveWay = unsafe extern "C" fn(device: c_int, bytes: u64) -> u64;
 /// Returns the bytes of a device that a gpupool has.
 type Reserved = unsafe extern "C" fn(device: c_int) -> u64;
-/// Told of a holder: its name, its file's path, the bytes that it holds and held at most, and its live allocations.
-pub(crate) type Tell = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char, u64, u64, u64);
 
 /// What gpupool finds this library by.
 #[derive(Debug)]
@@ -100,7 +99,7 @@ pub(crate) fn are_there() -> bool {
 }
 
 /// Has them give back so many bytes of a device; returns how many the driver has by then.
-pub(crate) fn give_way(device: c_int, bytes: u64, _giving: &Giving) -> u64 {
+pub(crate) fn give_way(device: c_int, bytes: u64, _giving: &Within) -> u64 {
     let mut given = 0;
     for member in &MEMBERS {
         let address = member.give_way.load(Ordering::Acquire);

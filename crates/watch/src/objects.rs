@@ -5,8 +5,8 @@ use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::{PoisonError, RwLock};
 
-use crate::elf;
-use crate::passing::Counting;
+use crate::elf::{self, file_name};
+use crate::inside::{Inside, Within};
 
 /// A file that has called the driver, by its place in the list of them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -54,7 +54,7 @@ const NAMES: [(&[u8], &CStr); 21] = [
 /// Returns the file that a call was made for which returns to an address; none if none is known. While the process forks it is
 /// told by what was known before.
 pub(crate) fn caller(address: usize) -> Option<FileId> {
-    let _counting = Counting::begin();
+    let _counting = Within::begin(Inside::Counting);
     let changes = elf::asking_at_once().and_then(|asking| elf::each_while(&asking, |object| Some(object.changes)));
     let is_known = |changes| OBJECTS.read().unwrap_or_else(PoisonError::into_inner).changes == changes;
     if changes.is_some_and(|changes| !is_known(changes)) {
@@ -153,14 +153,9 @@ fn program() -> Option<CString> {
     if told.is_null() { own } else { Some(unsafe { CStr::from_ptr(told) }.to_owned()) }
 }
 
-/// Returns the part of a path after its folders.
-pub(crate) fn file_name(path: &CStr) -> &[u8] {
-    path.to_bytes().rsplit(|&byte| byte == b'/').next().unwrap_or_default()
-}
-
 /// Returns a file's path, and the name that is known for what it is of.
 pub(crate) fn names(file: Option<FileId>) -> (CString, CString) {
-    let _counting = Counting::begin();
+    let _counting = Within::begin(Inside::Counting);
     let objects = OBJECTS.read().unwrap_or_else(PoisonError::into_inner);
     let path = file.and_then(|file| objects.files.get(file.0)).cloned();
     let path = path.unwrap_or_else(|| c"code without a file".to_owned());

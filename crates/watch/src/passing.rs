@@ -1,13 +1,13 @@
 //! A call on its way: passed on, counted if it succeeds, and made again where the driver had no memory and somebody gave
 //! way. No lock is held while the driver, or who gives way, is called.
 
-use std::cell::Cell;
 use std::ffi::c_int;
 
 use crate::calls::{Arguments, Call, Kind, Place};
 use crate::driver::{self, NOT_FOUND, OUT_OF_MEMORY, SUCCESS};
 use crate::holders::{self, Block, Leaving};
-use crate::{fork, lookup, members, objects};
+use crate::inside::{Inside, Within};
+use crate::{fork, lookup, members, objects, report};
 
 /// What is asked for besides what is missing, in turn: the driver may need some for itself, or in one piece. The first is
 /// what calls are given whose need nobody tells: code and contexts take some hundred megabytes at most.
@@ -15,55 +15,6 @@ const MORE: [u64; 3] = [32 << 20, 512 << 20, 2 << 30];
 
 /// `CU_MEM_LOCATION_TYPE_DEVICE`.
 const ON_DEVICE: c_int = 1;
-
-thread_local! {
-    static INSIDE: Cell<Inside> = const { Cell::new(Inside::Nothing) };
-}
-
-/// What the thread is in.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Inside {
-    Nothing,
-    /// A call of the driver, which another library that stands in for it may bring here once more.
-    Call,
-    /// Somebody gives way, whose calls are counted, but for whom nobody else gives way.
-    Giving,
-    /// This library's own lists are locked. What gives memory of the host may take that of the driver, by calls that are only
-    /// passed on then: to count them, or give way for them, would wait for the thread itself.
-    Counting,
-}
-
-/// Held while the lists are locked.
-pub(crate) struct Counting(Inside);
-
-impl Counting {
-    pub(crate) fn begin() -> Self {
-        Self(INSIDE.replace(Inside::Counting))
-    }
-}
-
-impl Drop for Counting {
-    fn drop(&mut self) {
-        INSIDE.set(self.0);
-    }
-}
-
-/// Held while somebody gives way.
-pub(crate) struct Giving(Inside);
-
-impl Giving {
-    /// None on a thread on which somebody does already.
-    fn begin() -> Option<Self> {
-        let before = INSIDE.replace(Inside::Giving);
-        (before != Inside::Giving).then_some(Self(before))
-    }
-}
-
-impl Drop for Giving {
-    fn drop(&mut self) {
-        INSIDE.set(self.0);
-    }
-}
 
 /// Passes a call on.
 ///
@@ -94,16 +45,14 @@ pub(crate) unsafe fn pass(call: &Call, target: usize, arguments: &Arguments, cal
         return if status == OUT_OF_MEMORY { needed(place, arguments, pass_on) } else { status };
     }
     // Who only finds functions holds no lock.
-    if matches!(INSIDE.get(), Inside::Call | Inside::Counting)
+    if matches!(Inside::now(), Inside::Call | Inside::Counting)
         || (!matches!(call.kind, Kind::Find) && fork::is_forked())
     {
         return pass_on();
     }
     let inside = || {
-        let before = INSIDE.replace(Inside::Call);
-        let status = pass_on();
-        INSIDE.set(before);
-        status
+        let _call = Within::begin(Inside::Call);
+        pass_on()
     };
     // SAFETY: the program passes what the function takes.
     unsafe { counted(call, arguments, caller, inside) }
@@ -140,7 +89,7 @@ unsafe fn load(count: usize, values: *mut usize, pass_on: impl Fn() -> c_int) ->
 /// Makes a call again that found no memory for what it does.
 #[cold]
 fn needed(place: Place, arguments: &Arguments, pass_on: impl Fn() -> c_int) -> c_int {
-    if fork::is_forked() || INSIDE.get() == Inside::Counting {
+    if fork::is_forked() || Inside::now() == Inside::Counting {
         return OUT_OF_MEMORY;
     }
     let device = match place {
@@ -190,6 +139,7 @@ unsafe fn counted(call: &Call, arguments: &Arguments, caller: usize, pass_on: im
                     Kind::AllocateInPool(..) => (driver::device_of(address).or_else(device), 0),
                     _ => (device(), driver::current_context()),
                 };
+                report::prepare();
                 holders::add(address, Block::new(device, context, bytes as u64, objects::caller(caller)));
             }
             status
@@ -206,6 +156,7 @@ unsafe fn counted(call: &Call, arguments: &Arguments, caller: usize, pass_on: im
             if status == SUCCESS && first != 0 {
                 // SAFETY: the call has written the handle.
                 let handle = unsafe { written(first) };
+                report::prepare();
                 holders::create(handle, Block::new(device, 0, second as u64, objects::caller(caller)));
             }
             status
@@ -278,7 +229,10 @@ fn given_way(
     }
     let Some(device) = device().filter(|_| members::are_there()) else { return status };
     for more in MORE {
-        let Some(giving) = Giving::begin() else { break };
+        if Inside::now() == Inside::Giving {
+            break;
+        }
+        let giving = Within::begin(Inside::Giving);
         // What is free of another device than the thread's is not known.
         let is_current = driver::current_device() == Some(device);
         let known = if is_current { driver::memory() } else { driver::total(device).map(|total| (0, total)) };

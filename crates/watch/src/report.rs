@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use std::{mem, ptr, thread};
 
-use crate::passing::Counting;
+use crate::inside::{Inside, Within};
 use crate::signals::Blocked;
 use crate::{driver, holders, members, objects};
 
@@ -23,7 +23,7 @@ static PROCESS: AtomicU32 = AtomicU32::new(0);
 pub(crate) fn prepare() {
     static PREPARED: Once = Once::new();
     PREPARED.call_once(|| {
-        let _counting = Counting::begin();
+        let _counting = Within::begin(Inside::Counting);
         // As gpupool's switches: 1 is on, what is empty is not set.
         if std::env::var_os(VARIABLE).is_some_and(|value| value == "1") {
             PROCESS.store(std::process::id(), Ordering::Relaxed);
