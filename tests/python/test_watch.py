@@ -349,3 +349,9 @@ def test_gpupool_gives_what_it_and_its_neighbours_have(echo, tmp_path, case):
         "GPUPOOL_NEIGHBOUR_DEADLINE_MS": "4000",
     }
     run_program("watch/asked.py", case, LD_PRELOAD=str(table), **variables)
+
+
+def test_a_library_may_call_the_driver_in_the_child_of_a_fork(echo):
+    echo.build("child_at_fork.c", "libchild_at_fork.so", "-DLIBRARY", needs=("libcuda.so.1",))
+    echo.build("child_at_fork.c", needs=("libchild_at_fork.so", "libcuda.so.1"))
+    echo.run("child_at_fork")
