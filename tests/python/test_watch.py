@@ -355,3 +355,9 @@ def test_a_library_may_call_the_driver_in_the_child_of_a_fork(echo):
     echo.build("child_at_fork.c", "libchild_at_fork.so", "-DLIBRARY", needs=("libcuda.so.1",))
     echo.build("child_at_fork.c", needs=("libchild_at_fork.so", "libcuda.so.1"))
     echo.run("child_at_fork")
+
+
+def test_a_library_may_wait_at_a_fork_for_who_asks_for_a_function(echo):
+    echo.build("find_at_fork.c", "libfind_at_fork.so", "-DLIBRARY", needs=("libcuda.so.1",))
+    echo.build("find_at_fork.c", needs=("libfind_at_fork.so", "libcuda.so.1"))
+    echo.run("find_at_fork")

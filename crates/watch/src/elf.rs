@@ -4,10 +4,11 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::mem;
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::{Duration, Instant};
+use std::{mem, thread};
 
 use libc::{Elf64_Phdr as Segment, Elf64_Sym as Symbol, PF_X, PT_DYNAMIC, PT_LOAD, dl_phdr_info};
 
@@ -26,6 +27,9 @@ static ASKED: RwLock<()> = RwLock::new(());
 /// The thread that keeps all others out; 0 for none. No variable of the thread's own, as sanitizers, which stand in for what
 /// finds those, ask for functions before they have begun.
 static ALONE: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether somebody has waited for the last fork for too long, for which nobody waits any more then.
+static IN_VAIN: AtomicBool = AtomicBool::new(false);
 
 /// Returns whether that is this thread, also in the child of its fork.
 fn is_alone() -> bool {
@@ -54,10 +58,24 @@ struct Alone {
     _signals: Blocked,
 }
 
+/// Waits for a fork, but not for ever: another library's handler of it may wait for what this thread has locked. By then it asks
+/// all the same, as if this library were not there.
 pub(crate) fn asking() -> Asking {
-    let signals = Blocked::all();
-    let asks = (!is_alone()).then(|| ASKED.read().unwrap_or_else(PoisonError::into_inner));
-    Asking { _asks: asks, _signals: signals }
+    /// Most forks take less.
+    const LONGEST: Duration = Duration::from_millis(100);
+
+    let mut begun = None;
+    loop {
+        if let Some(asking) = asking_at_once() {
+            return asking;
+        }
+        if IN_VAIN.load(Ordering::Relaxed) || begun.get_or_insert_with(Instant::now).elapsed() > LONGEST {
+            IN_VAIN.store(true, Ordering::Relaxed);
+            return Asking { _asks: None, _signals: Blocked::all() };
+        }
+        // Unlike a sleep, it is no place where a thread is cancelled.
+        thread::yield_now();
+    }
 }
 
 /// The same where that waits for no fork, of which another library's handler may wait for this thread: none is had meanwhile.
@@ -72,6 +90,7 @@ pub(crate) fn asking_at_once() -> Option<Asking> {
 pub(crate) fn keep_out() {
     let signals = Blocked::all();
     let alone = Alone { _lock: ASKED.write().unwrap_or_else(PoisonError::into_inner), _signals: signals };
+    IN_VAIN.store(false, Ordering::Relaxed);
     // SAFETY: the thread holds the lock.
     unsafe { *KEPT.0.get() = Some(alone) };
     // SAFETY: it takes nothing.
