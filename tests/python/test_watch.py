@@ -254,6 +254,7 @@ def test_a_library_that_is_loaded_below_where_it_was_linked_for(echo):
 def test_a_program_that_has_other_files_between_its_own_parts(echo):
     # Its data is above where libraries are, or they are not between, and there is nothing to see.
     echo.build("user.c", "libuser_driver.so", needs=("libcuda.so.1",))
+    echo.build("finds.c", "libfinds.so")
     flags = ("-no-pie", "-mcmodel=large", "-Wl,--section-start=.far=0x7ffb00000000")
     echo.build("around.c", "around", *flags, needs=("libuser_driver.so", "libcuda.so.1"))
     echo.run("around")

@@ -251,16 +251,9 @@ impl Object {
         self.code().any(|code| code.contains(&address))
     }
 
-    /// Returns the addresses from its first to its last byte.
+    /// Returns the addresses from the first to the last byte of its code, which is nothing where it has none.
     pub(crate) fn range(&self) -> Range<usize> {
-        let loaded = self.segments.iter().filter(|segment| segment.p_type == PT_LOAD);
-        let (mut first, mut end) = (usize::MAX, 0);
-        for segment in loaded {
-            let start = self.at(segment.p_vaddr as usize);
-            first = first.min(start);
-            end = end.max(start.saturating_add(segment.p_memsz as usize));
-        }
-        first..end
+        self.code().reduce(|all, code| all.start.min(code.start)..all.end.max(code.end)).unwrap_or_default()
     }
 
     /// Returns the address at which it defines a function.

@@ -60,7 +60,7 @@ static MEMBERS: [Member; 8] = [const {
 unsafe extern "C" fn join(give_way: GiveWay, reserved: Reserved) -> c_int {
     let address = give_way as usize;
     keep(address);
-    let range = elf::each(|object| Some(object.range()).filter(|range| range.contains(&address)));
+    let range = elf::each(|object| object.has(address).then(|| object.range()));
     let Range { start, end } = range.unwrap_or(address..address + 1);
     for member in &MEMBERS {
         let free = ptr::null_mut();
