@@ -362,3 +362,9 @@ def test_a_library_may_wait_at_a_fork_for_who_asks_for_a_function(echo):
     echo.build("find_at_fork.c", "libfind_at_fork.so", "-DLIBRARY", needs=("libcuda.so.1",))
     echo.build("find_at_fork.c", needs=("libfind_at_fork.so", "libcuda.so.1"))
     echo.run("find_at_fork")
+
+
+def test_what_gives_memory_of_the_host_may_call_the_driver_with_its_lock(echo):
+    echo.build("locked.c", "liblocked.so", "-DLIBRARY", needs=("libcuda.so.1",))
+    echo.build("locked.c", needs=("liblocked.so", "libcuda.so.1"))
+    echo.run("locked", GPUPOOL_WATCH_REPORT="0")

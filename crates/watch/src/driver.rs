@@ -164,8 +164,10 @@ pub(crate) fn process_bytes(device: c_int) -> Option<u64> {
     if unsafe { call(uuid.as_mut_ptr(), device) } != SUCCESS {
         return None;
     }
-    let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
-    let text = format!("GPU-{}-{}-{}-{}-{}\0", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]);
+    // The child of a fork may ask, which has no memory of the host from here.
+    let mut text = *b"GPU-........-....-....-....-............\0";
+    let digits = uuid.iter().flat_map(|byte| [byte >> 4, byte & 15]).map(|digit| b"0123456789abcdef"[digit as usize]);
+    text.iter_mut().filter(|place| **place == b'.').zip(digits).for_each(|(place, digit)| *place = digit);
     // SAFETY: the library is NVIDIA's, and stays open.
     let library = unsafe { libc::dlopen(c"libnvidia-ml.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if library.is_null() {

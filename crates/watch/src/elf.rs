@@ -20,8 +20,7 @@ const DT_STRTAB: usize = 5;
 const DT_SYMTAB: usize = 6;
 const DT_GNU_HASH: usize = 0x6fff_fef5;
 
-/// Held to read while the linker is asked, so that no child finds its lock held for ever, and to write across a fork. Nothing
-/// waits for memory meanwhile: another's handler of the same fork may have locked what gives it.
+/// Held to read while the linker is asked, so that no child finds its lock held for ever, and to write across a fork.
 static ASKED: RwLock<()> = RwLock::new(());
 
 /// The thread that keeps all others out; 0 for none. No variable of the thread's own, as sanitizers, which stand in for what
@@ -115,7 +114,7 @@ pub(crate) struct Object {
     pub(crate) changes: (u64, u64),
 }
 
-/// Calls a function with each object, until it returns something. The function may not wait for memory.
+/// Calls a function with each object, until it returns something.
 pub(crate) fn each<R>(call: impl FnMut(Object) -> Option<R>) -> Option<R> {
     each_while(&asking(), call)
 }

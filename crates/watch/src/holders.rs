@@ -3,11 +3,9 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_void};
-use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::fork;
-use crate::inside::{Inside, Within};
 use crate::objects::{self, FileId};
 
 /// Told of a holder: its name, its file's path, the bytes that it holds and held at most, and its live allocations.
@@ -85,29 +83,9 @@ static HOLDERS: Mutex<Holders> = Mutex::new(Holders {
     given: BTreeMap::new(),
 });
 
-/// Held for a few operations on lists alone. The lock is dropped first.
-struct Locked {
-    holders: MutexGuard<'static, Holders>,
-    _counting: Within,
-}
-
-impl Deref for Locked {
-    type Target = Holders;
-
-    fn deref(&self) -> &Holders {
-        &self.holders
-    }
-}
-
-impl DerefMut for Locked {
-    fn deref_mut(&mut self) -> &mut Holders {
-        &mut self.holders
-    }
-}
-
-fn holders() -> Locked {
-    let counting = Within::begin(Inside::Counting);
-    Locked { holders: HOLDERS.lock().unwrap_or_else(PoisonError::into_inner), _counting: counting }
+/// The lock is held for a few operations on lists alone.
+fn holders() -> MutexGuard<'static, Holders> {
+    HOLDERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns whether nobody is in the middle of a change.

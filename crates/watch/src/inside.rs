@@ -13,9 +13,6 @@ pub(crate) enum Inside {
     Call,
     /// Somebody gives way, whose calls are counted, but for whom nobody else gives way.
     Giving,
-    /// This library's own lists are locked. What gives memory of the host may take that of the driver, by calls that are only
-    /// passed on then: to count them, or give way for them, would wait for the thread itself.
-    Counting,
 }
 
 impl Inside {

@@ -17,6 +17,7 @@ mod inside;
 mod linker;
 mod lookup;
 mod members;
+mod memory;
 mod objects;
 mod passing;
 mod report;

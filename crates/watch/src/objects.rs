@@ -6,7 +6,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::{PoisonError, RwLock};
 
 use crate::elf::{self, file_name};
-use crate::inside::{Inside, Within};
 
 /// A file that has called the driver, by its place in the list of them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -54,7 +53,6 @@ const NAMES: [(&[u8], &CStr); 21] = [
 /// Returns the file that a call was made for which returns to an address; none if none is known. While the process forks it is
 /// told by what was known before.
 pub(crate) fn caller(address: usize) -> Option<FileId> {
-    let _counting = Within::begin(Inside::Counting);
     let changes = elf::asking_at_once().and_then(|asking| elf::each_while(&asking, |object| Some(object.changes)));
     let is_known = |changes| OBJECTS.read().unwrap_or_else(PoisonError::into_inner).changes == changes;
     if changes.is_some_and(|changes| !is_known(changes)) {
@@ -79,45 +77,20 @@ pub(crate) fn is_free() -> bool {
 
 /// Takes up what is loaded now. The linker's lock and this list's are not held together.
 fn look_again() {
-    let (mut changes, mut loaded, mut paths) = ((0, 0), Vec::<(Range<usize>, Range<usize>)>::new(), Vec::new());
-    // While the linker is asked there is no more room to be had for what it tells.
-    loop {
-        let (mut count, mut length) = (0, 0);
-        let Some(asking) = elf::asking_at_once() else { return };
-        elf::each_while(&asking, |object| {
-            let pieces = object.code().count();
-            (count, length) = (count + pieces, length + pieces * object.path().count_bytes());
-            None::<()>
-        });
-        drop(asking);
-        loaded.reserve(count);
-        paths.reserve(length);
-        let Some(asking) = elf::asking_at_once() else { return };
-        let is_more = elf::each_while(&asking, |object| {
-            let path = object.path().to_bytes();
-            changes = object.changes;
-            for code in object.code() {
-                if loaded.len() == loaded.capacity() || paths.capacity() - paths.len() < path.len() {
-                    return Some(());
-                }
-                loaded.push((code, paths.len()..paths.len() + path.len()));
-                paths.extend_from_slice(path);
-            }
-            None
-        });
-        if is_more.is_none() {
-            break;
-        }
-        loaded.clear();
-        paths.clear();
-    }
+    let (mut changes, mut loaded) = ((0, 0), Vec::<(Range<usize>, CString)>::new());
+    let Some(asking) = elf::asking_at_once() else { return };
+    elf::each_while(&asking, |object| {
+        changes = object.changes;
+        loaded.extend(object.code().map(|code| (code, object.path().to_owned())));
+        None::<()>
+    });
+    drop(asking);
     loaded.sort_unstable_by_key(|(range, _)| range.start);
     let program = program();
     let mut objects = OBJECTS.write().unwrap_or_else(PoisonError::into_inner);
     let mut ranges = Vec::with_capacity(loaded.len());
     for (range, path) in loaded {
-        let path = CString::new(&paths[path]).ok().filter(|path| !path.is_empty()).or_else(|| program.clone());
-        let path = path.unwrap_or_default();
+        let path = if path.is_empty() { program.clone().unwrap_or_default() } else { path };
         let calls_for_others = FOR_OTHERS.iter().any(|name| file_name(&path).starts_with(name));
         ranges.push((range, (!calls_for_others).then(|| objects.file(path))));
     }
@@ -155,7 +128,6 @@ fn program() -> Option<CString> {
 
 /// Returns a file's path, and the name that is known for what it is of.
 pub(crate) fn names(file: Option<FileId>) -> (CString, CString) {
-    let _counting = Within::begin(Inside::Counting);
     let objects = OBJECTS.read().unwrap_or_else(PoisonError::into_inner);
     let path = file.and_then(|file| objects.files.get(file.0)).cloned();
     let path = path.unwrap_or_else(|| c"code without a file".to_owned());

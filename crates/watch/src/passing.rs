@@ -45,9 +45,7 @@ pub(crate) unsafe fn pass(call: &Call, target: usize, arguments: &Arguments, cal
         return if status == OUT_OF_MEMORY { needed(place, arguments, pass_on) } else { status };
     }
     // Who only finds functions holds no lock.
-    if matches!(Inside::now(), Inside::Call | Inside::Counting)
-        || (!matches!(call.kind, Kind::Find) && fork::is_forked())
-    {
+    if Inside::now() == Inside::Call || (!matches!(call.kind, Kind::Find) && fork::is_forked()) {
         return pass_on();
     }
     let inside = || {
@@ -66,7 +64,8 @@ type Function =
 /// # Safety
 /// There are so many values.
 unsafe fn load(count: usize, values: *mut usize, pass_on: impl Fn() -> c_int) -> c_int {
-    let count = if values.is_null() { 0 } else { count };
+    // In a child of a fork, nobody gives way, and no memory of the host is to be had.
+    let count = if values.is_null() || fork::is_forked() { 0 } else { count };
     // SAFETY: as above; they need not be aligned.
     let before: Vec<usize> = (0..count).map(|index| unsafe { values.add(index).read_unaligned() }).collect();
     let status = pass_on();
@@ -89,7 +88,7 @@ unsafe fn load(count: usize, values: *mut usize, pass_on: impl Fn() -> c_int) ->
 /// Makes a call again that found no memory for what it does.
 #[cold]
 fn needed(place: Place, arguments: &Arguments, pass_on: impl Fn() -> c_int) -> c_int {
-    if fork::is_forked() || Inside::now() == Inside::Counting {
+    if fork::is_forked() {
         return OUT_OF_MEMORY;
     }
     let device = match place {

@@ -4,14 +4,12 @@
 use std::ffi::OsStr;
 use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::Once;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 use std::{mem, ptr, thread};
 
-use crate::inside::{Inside, Within};
 use crate::signals::Blocked;
-use crate::{driver, holders, members, objects};
+use crate::{driver, holders, members, memory, objects};
 
 const VARIABLE: &str = "GPUPOOL_WATCH_REPORT";
 
@@ -21,16 +19,16 @@ static PROCESS: AtomicU32 = AtomicU32::new(0);
 /// Has the report written at the end of the process, if one is wanted. Called once the driver has begun, whose own end was
 /// registered before, and so comes after.
 pub(crate) fn prepare() {
-    static PREPARED: Once = Once::new();
-    PREPARED.call_once(|| {
-        let _counting = Within::begin(Inside::Counting);
+    static IS_PREPARED: AtomicBool = AtomicBool::new(false);
+    // Nobody waits for another thread, which may wait for memory of the host.
+    if !IS_PREPARED.load(Ordering::Relaxed) && !IS_PREPARED.swap(true, Ordering::Relaxed) {
         // As gpupool's switches: 1 is on, what is empty is not set.
         if std::env::var_os(VARIABLE).is_some_and(|value| value == "1") {
             PROCESS.store(std::process::id(), Ordering::Relaxed);
             // SAFETY: the function takes and returns nothing, and this library is never unloaded.
             unsafe { libc::atexit(write) };
         }
-    });
+    }
 }
 
 extern "C" fn write() {
@@ -88,7 +86,7 @@ fn can_be_read() -> bool {
     // Other threads need no longer than that.
     const TRIES: u32 = 100;
     (0..TRIES).any(|_| {
-        let is_free = holders::is_free() && objects::is_free();
+        let is_free = holders::is_free() && objects::is_free() && memory::is_free();
         if !is_free {
             thread::sleep(Duration::from_millis(1));
         }
