@@ -71,6 +71,22 @@ static void a_child_that_no_handler_of_forks_is_told_of(void) {
   succeeds(child);
 }
 
+// By the number of its process it is its parent, where each is the first of a namespace.
+static void a_child_has_its_parent_s_number(void) {
+  // Not every machine lets a program have one.
+  if (unshare(CLONE_NEWUSER | CLONE_NEWPID)) return it_ends_with_memory();
+  pid_t first = fork();
+  if (!first) {
+    allocated(MIB);
+    if (unshare(CLONE_NEWPID)) exit(0);
+    pid_t child = fork();
+    if (!child) exit(getpid() == getppid() + 1 ? 0 : 3);
+    succeeds(child);
+    exit(0);
+  }
+  succeeds(first);
+}
+
 // As servers fork, which let their workers use the GPU.
 static void a_child_of_one_that_had_no_memory_counts(void) {
   void *found = dlsym(RTLD_DEFAULT, "cuMemAlloc_v2");
@@ -338,6 +354,7 @@ static void it_starts_another_and_waits(void) {
 static const Case cases[] = {
     CASE(it_ends_with_memory), CASE(it_takes_none), CASE(a_child_passes_calls_on),
     CASE(a_child_that_no_handler_of_forks_is_told_of),
+    CASE(a_child_has_its_parent_s_number),
     CASE(a_child_of_one_that_had_no_memory_counts), CASE(children_of_one_whose_threads_allocate),
     CASE(children_that_open_a_library_beside_threads_that_allocate),
     CASE(children_that_find_functions_beside_threads_that_allocate), CASE(children_of_one_whose_threads_open_libraries),

@@ -9,7 +9,7 @@ use std::time::Duration;
 use std::{mem, ptr, thread};
 
 use crate::signals::Blocked;
-use crate::{driver, holders, members, memory, objects};
+use crate::{driver, fork, holders, members, memory, objects};
 
 const VARIABLE: &str = "GPUPOOL_WATCH_REPORT";
 
@@ -33,7 +33,9 @@ pub(crate) fn prepare() {
 
 extern "C" fn write() {
     // A child ends as its parent would, whose report it is, also one of which no handler of forks was told (`_Fork`).
-    if PROCESS.load(Ordering::Relaxed) != std::process::id() || !can_be_read() {
+    // In a namespace of its own it may have its parent's number.
+    let is_own = PROCESS.load(Ordering::Relaxed) == std::process::id() && fork::has_counted();
+    if !is_own || !can_be_read() {
         return;
     }
     let mut text = String::new();
