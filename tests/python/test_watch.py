@@ -368,3 +368,11 @@ def test_what_gives_memory_of_the_host_may_call_the_driver_with_its_lock(echo):
     echo.build("locked.c", "liblocked.so", "-DLIBRARY", needs=("libcuda.so.1",))
     echo.build("locked.c", needs=("liblocked.so", "libcuda.so.1"))
     echo.run("locked", GPUPOOL_WATCH_REPORT="0")
+
+
+@pytest.mark.usefixtures("users")
+@pytest.mark.parametrize("user", ["libuser_driver.so", "libuser_runtime.so"])
+def test_memory_is_of_the_file_that_asked_for_it_while_the_process_forks(echo, user):
+    echo.build("long_fork.c", "liblong_fork.so", "-DLIBRARY")
+    echo.build("long_fork.c", needs=("liblong_fork.so", "libcuda.so.1"))
+    echo.run("long_fork", user)

@@ -51,14 +51,15 @@ const NAMES: [(&[u8], &CStr); 21] = [
 ];
 
 /// Returns the file that a call was made for which returns to an address; none if none is known. While the process forks it is
-/// told by what was known before.
+/// told by what was known before, if that is enough.
 pub(crate) fn caller(address: usize) -> Option<FileId> {
-    let changes = elf::asking_at_once().and_then(|asking| elf::each_while(&asking, |object| Some(object.changes)));
-    let is_known = |changes| OBJECTS.read().unwrap_or_else(PoisonError::into_inner).changes == changes;
-    if changes.is_some_and(|changes| !is_known(changes)) {
+    let known = || OBJECTS.read().unwrap_or_else(PoisonError::into_inner);
+    let asking = elf::asking_at_once().or_else(|| known().file_at(address).is_none().then(elf::asking));
+    let changes = asking.and_then(|asking| elf::each_while(&asking, |object| Some(object.changes)));
+    if changes.is_some_and(|changes| known().changes != changes) {
         look_again();
     }
-    let objects = OBJECTS.read().unwrap_or_else(PoisonError::into_inner);
+    let objects = known();
     // Mostly it is the one that called.
     let mut found = objects.file_at(address);
     if found.is_none() {
@@ -78,7 +79,7 @@ pub(crate) fn is_free() -> bool {
 /// Takes up what is loaded now. The linker's lock and this list's are not held together.
 fn look_again() {
     let (mut changes, mut loaded) = ((0, 0), Vec::<(Range<usize>, CString)>::new());
-    let Some(asking) = elf::asking_at_once() else { return };
+    let asking = elf::asking();
     elf::each_while(&asking, |object| {
         changes = object.changes;
         loaded.extend(object.code().map(|code| (code, object.path().to_owned())));
@@ -156,7 +157,7 @@ fn walk(mut has_found: impl FnMut(usize) -> bool) {
     }
     let mut has_found: &mut dyn FnMut(usize) -> bool = &mut has_found;
     // Unwinding asks the linker, of some versions under its lock.
-    let Some(_asking) = elf::asking_at_once() else { return };
+    let _asking = elf::asking();
     // SAFETY: `step` is called before this returns, with the closure.
     unsafe { _Unwind_Backtrace(step, (&raw mut has_found).cast()) };
 }
