@@ -110,8 +110,8 @@ class Torch(Way):
     def held(self) -> int:
         """Return what the statistics say."""
         statistics = self._torch.cuda.memory.host_memory_stats()
-        # What was taken of the system is more than what of it is in use, whatever this version calls the two.
-        return max(value for name, value in statistics.items() if name.endswith("bytes.peak"))
+        # What was taken of the system; the peak of active bytes in PyTorch 2.11 counts what was freed, too.
+        return statistics["allocated_bytes.peak"]
 
 
 class TorchOverGpupool(Torch):
