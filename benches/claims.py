@@ -75,7 +75,9 @@ def filled(page: str, claims: dict[str, list[str]]) -> str:
         for (begin, end), what in reversed(list(zip(found[0].regs[1:], figures, strict=True))):
             if not (text := figure(what)):
                 raise ValueError(f"there is nothing of {what}")
-            page = page[:begin] + text + page[end:]
+            # A range may be on two lines.
+            if page[begin:end].split() != text.split():
+                page = page[:begin] + text + page[end:]
     return page
 
 
