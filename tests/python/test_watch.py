@@ -299,10 +299,17 @@ def test_who_gives_memory_of_the_host_may_ask_for_functions_first(machine, count
     machine.run(counts, "many_threads_at_once", **VARIABLES, **{order: ("libmallocs.so",)})
 
 
-def test_a_library_may_call_the_driver_at_a_fork(echo):
-    echo.build("at_fork.c", "libat_fork.so", "-DLIBRARY", needs=("libcuda.so.1",))
+@pytest.fixture(scope="module")
+def at_fork(echo):
+    """Compile a program whose library has handlers of forks, and that library."""
+    echo.build("at_fork.c", "libat_fork.so", "-DLIBRARY")
     echo.build("at_fork.c", needs=("libat_fork.so", "libcuda.so.1"))
-    echo.run("at_fork")
+
+
+@pytest.mark.usefixtures("at_fork", "users")
+@pytest.mark.parametrize("case", cases_of("at_fork.c"))
+def test_a_library_that_began_before_has_handlers_of_forks(echo, case):
+    echo.run("at_fork", case)
 
 
 # They stand in for much of the C library, and ask for functions before a thread has variables of its own.
@@ -310,26 +317,14 @@ def test_a_library_may_call_the_driver_at_a_fork(echo):
     "flags",
     ["-fsanitize=address -static-libasan", "-fsanitize=thread", "-fsanitize=thread -static-libtsan"],
 )
+@pytest.mark.usefixtures("at_fork")
 def test_a_program_under_a_sanitizer(echo, flags):
     flags = flags.split()
     if not can_sanitize(*flags):
         pytest.skip(f"needs a compiler with {' '.join(flags)}")
-    echo.build("at_fork.c", "libat_fork.so", "-DLIBRARY", needs=("libcuda.so.1",))
     name = "sanitized" + "".join(flags).replace("=", "_")
     echo.build("at_fork.c", name, *flags, needs=("libat_fork.so", "libcuda.so.1"))
-    echo.run(name)
-
-
-def test_a_library_may_wait_at_a_fork_for_who_calls_the_driver(echo):
-    echo.build("lock_at_fork.c", "liblock_at_fork.so", "-DLIBRARY", needs=("libcuda.so.1",))
-    echo.build("lock_at_fork.c", needs=("liblock_at_fork.so", "libcuda.so.1"))
-    echo.run("lock_at_fork")
-
-
-def test_memory_of_the_host_may_be_taken_of_the_driver_while_calls_are_counted(echo):
-    echo.build("managed.c", "libmanaged.so", "-DLIBRARY", needs=("libcuda.so.1",))
-    echo.build("managed.c", needs=("libmanaged.so", "libcuda.so.1"))
-    echo.run("managed", GPUPOOL_WATCH_REPORT="0")
+    echo.run(name, "a_handler_calls_the_driver")
 
 
 @pytest.mark.parametrize("order", ["before", "after"])
@@ -352,27 +347,7 @@ def test_gpupool_gives_what_it_and_its_neighbours_have(echo, tmp_path, case):
     run_program("watch/asked.py", case, LD_PRELOAD=str(table), **variables)
 
 
-def test_a_library_may_call_the_driver_in_the_child_of_a_fork(echo):
-    echo.build("child_at_fork.c", "libchild_at_fork.so", "-DLIBRARY", needs=("libcuda.so.1",))
-    echo.build("child_at_fork.c", needs=("libchild_at_fork.so", "libcuda.so.1"))
-    echo.run("child_at_fork")
-
-
-def test_a_library_may_wait_at_a_fork_for_who_asks_for_a_function(echo):
-    echo.build("find_at_fork.c", "libfind_at_fork.so", "-DLIBRARY", needs=("libcuda.so.1",))
-    echo.build("find_at_fork.c", needs=("libfind_at_fork.so", "libcuda.so.1"))
-    echo.run("find_at_fork")
-
-
 def test_what_gives_memory_of_the_host_may_call_the_driver_with_its_lock(echo):
     echo.build("locked.c", "liblocked.so", "-DLIBRARY", needs=("libcuda.so.1",))
     echo.build("locked.c", needs=("liblocked.so", "libcuda.so.1"))
     echo.run("locked", GPUPOOL_WATCH_REPORT="0")
-
-
-@pytest.mark.usefixtures("users")
-@pytest.mark.parametrize("user", ["libuser_driver.so", "libuser_runtime.so"])
-def test_memory_is_of_the_file_that_asked_for_it_while_the_process_forks(echo, user):
-    echo.build("long_fork.c", "liblong_fork.so", "-DLIBRARY")
-    echo.build("long_fork.c", needs=("liblong_fork.so", "libcuda.so.1"))
-    echo.run("long_fork", user)
