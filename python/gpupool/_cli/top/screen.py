@@ -78,7 +78,12 @@ class LiveTable(App[Exception]):
 
     def on_mount(self) -> None:
         """Begin to look."""
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.action_leave, 128 + signal.SIGTERM)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self.action_leave, 128 + signal.SIGTERM)
+        # Textual takes up the terminal's size in the signal's handler. If the next signal interrupts that, the size
+        # before is the last that it takes up; nothing interrupts the loop.
+        if callable(take_up := signal.getsignal(signal.SIGWINCH)):
+            loop.add_signal_handler(signal.SIGWINCH, take_up, signal.SIGWINCH, None)
         # Also of a shell that has its commands outlive their terminal: without one there is no table.
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
         self._timer = self.set_timer(self._view.interval, self.action_look)
